@@ -159,10 +159,10 @@ class _Served:
         units = sorted((unit for item in part for unit in item.units), key=lambda unit: unit.amount)
         orders = permutations(units) if len(units) <= MAX_ORDERS else [units]
         return any(
-            all(self._entitled(state, w, pool, unit, order[:at]) for at, unit in enumerate(order)) for order in orders
+            all(self._has_right(state, w, pool, unit, order[:at]) for at, unit in enumerate(order)) for order in orders
         )
 
-    def _entitled(self, state: State, w: Workload, pool: str, unit: Unit, gone: Sequence[Unit]) -> bool:
+    def _has_right(self, state: State, w: Workload, pool: str, unit: Unit, gone: Sequence[Unit]) -> bool:
         if w.kind == "job" and is_protected(self.facts, unit.victim):
             return False
         quota = (w, pool) in self.quota

@@ -191,7 +191,7 @@ EDITS = (
     ),
     Edit(
         "rules/order.py",
-        'last = over and account.policy.weight == "Lowest"',
+        'last = over_quota and account.policy.weight == "Lowest"',
         "last = False",
         "Lowest takes only what no other workload can use",
     ),
@@ -265,8 +265,8 @@ EDITS = (
     ),
     Edit(
         "rules/victims/preemptor.py",
-        'if "own_policy" in self.rights and account is self.account:',
-        'if "own_policy" in self.rights and not account:',
+        'if "own_team_any_priority" in self.rights and account is self.account:',
+        'if "own_team_any_priority" in self.rights and not account:',
         "non-preemptible work may evict its own policy's jobs",
     ),
     Edit(
@@ -295,7 +295,7 @@ EDITS = (
     ),
     Edit(
         "cycle/admission.py",
-        "        if not choice.cascades:",
+        "        if not choice.victim_returns:",
         "        if True:",
         "the first pool where a set without a returning member makes room",
     ),
@@ -325,32 +325,32 @@ EDITS = (
     ),
     Edit(
         "schedule.py",
-        "if not spare(builder, spared) and not relocate",
+        "if not spare(builder, withdrawn_evictions) and not relocate",
         "if not relocate",
         "an eviction that became superfluous is withdrawn",
     ),
     Edit(
         "schedule.py",
-        "if not spare(builder, spared) and not relocate(builder, queues):",
-        "if not spare(builder, spared):",
+        "if not spare(builder, withdrawn_evictions) and not relocate(builder, queues):",
+        "if not spare(builder, withdrawn_evictions):",
         "a victim that fits into what the plan leaves free is moved there",
     ),
     Edit(
         "cycle/sparing.py",
-        "if eviction not in spared]",
-        "if eviction[0] not in {name for name, _, _ in spared}]",
+        "if eviction not in withdrawn_evictions",
+        "if eviction[0] not in {name for name, _, _ in withdrawn_evictions}",
         "a victim is spared from each eviction that became superfluous",
     ),
     Edit(
         "cycle/admission.py",
-        "if (in_quota or over) and",
+        "if (in_quota or over_quota) and",
         "if (in_quota or queue.borrows) and",
         "work that evicts in quota starts in quota, else two starts of a plan replace each other for ever",
     ),
     Edit(
         "cycle/admission.py",
-        "if (in_quota or over) and start_beside_hold(builder, queue, workload, pool, parts, not in_quota):",
-        "if (in_quota or over) and try_start(builder, queue, workload, pool, parts, in_quota):",
+        "if (in_quota or over_quota) and start_beside_hold(builder, queue, workload, pool, parts, not in_quota):",
+        "if (in_quota or over_quota) and try_start(builder, queue, workload, pool, parts, in_quota):",
         "a preemptor over quota does not delay a workload that waited too long in another pool",
     ),
     Edit(
@@ -512,14 +512,14 @@ EDITS = (
     ),
     Edit(
         "cycle/serving.py",
-        "able = [p for p in queue.pools if p in right or nomination_outlives_quota(queue, nominated, p)]",
-        "able = right",
+        "p for p in queue.pools if p in eligible_pools or nomination_outlives_quota(queue, nominated, p)",
+        "p for p in eligible_pools",
         "a session's nomination stands",
     ),
     Edit(
         "cycle/serving.py",
-        "able = [p for p in queue.pools if p in right or nomination_outlives_quota(queue, nominated, p)]",
-        "able = right or [p for p in queue.pools if nomination_outlives_quota(queue, nominated, p)]",
+        "p for p in queue.pools if p in eligible_pools or nomination_outlives_quota(queue, nominated, p)",
+        "p for p in eligible_pools or [p for p in queue.pools if nomination_outlives_quota(queue, nominated, p)]",
         "a nomination stands where its workload is in quota in another pool by now",
     ),
     Edit(

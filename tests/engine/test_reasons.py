@@ -137,7 +137,7 @@ def test_foreign_pods_and_cpu_count() -> None:
     assert message.startswith("3 GPUs of pool p are free, but on no node together with 2 cores and 100 MiB of memory;")
 
 
-@pytest.mark.parametrize("rights", [("reservation",), ("reservation", "own_policy"), ("own_team",)])
+@pytest.mark.parametrize("rights", [("reservation",), ("reservation", "own_team_any_priority"), ("own_team",)])
 def test_a_victim_whose_gpus_another_team_got_is_not_said_to_make_way_for_its_own(rights: Rights) -> None:
     world = World().pool("p", gpus=1).team("a", 1).team("b", 1).profile("one", 1).run("victim", "a", "one", "p-1")
     world.submit("mine", "a", "one", priority=1).submit("theirs", "b", "one")

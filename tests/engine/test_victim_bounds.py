@@ -23,7 +23,7 @@ from worlds import World
 SEEDS = int(os.environ.get("HISTORIES", "40"))
 RIGHTS: tuple[Rights, ...] = (
     ("reservation",),
-    ("reservation", "own_policy"),
+    ("reservation", "own_team_any_priority"),
     ("reservation", "own_team"),
     ("own_team",),
     ("fair_share",),

@@ -61,14 +61,14 @@ class Moment:
         for at, victim in enumerate(self.victims):
             workload = victim.allocation.workload
             assert not workload.non_preemptible, "I2"
-            assert self.entitled(victim, self.victims[at:]), f"I3: {workload} for {self.preemptor} by {self.rights}"
+            assert self.has_right(victim, self.victims[at:]), f"I3: {workload} for {self.preemptor} by {self.rights}"
 
-    def entitled(self, victim: Victim, back: list[Victim]) -> bool:
+    def has_right(self, victim: Victim, back: list[Victim]) -> bool:
         """Whether a victim may be evicted by any of the rights while the workloads in `back` still run."""
         workload, own = victim.allocation.workload, victim.allocation.workload.policy == self.preemptor.policy
         if not victim.allocation.amount:
             return "reservation" in self.rights  # only work in quota evicts work without GPUs
-        if own and "own_policy" in self.rights:
+        if own and "own_team_any_priority" in self.rights:
             return True
         if own and "own_team" in self.rights and workload.priority < self.preemptor.priority:
             return True

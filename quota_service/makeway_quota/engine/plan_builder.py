@@ -24,7 +24,7 @@ from .snapshot import Terminating, Workload, from_milli
 
 _BECAUSE: dict[Right, str] = {
     "reservation": "reclaim",
-    "own_policy": "reclaim_own_policy",
+    "own_team_any_priority": "reclaim_own_policy",
     "own_team": "preempt_in_team",
     "fair_share": "reclaim_fair_share",
 }
@@ -165,7 +165,9 @@ class PlanBuilder:
         """Return the code of the rule by which an allocation is evicted."""
         account, right = self.cluster.account(allocation.workload), preemptor.right_over(allocation)
         own_limit = preemptor.blocked is not None and preemptor.blocked.account in account.chain
-        return "reclaim_own_limit" if own_limit and right in ("reservation", "own_policy") else _BECAUSE[right]
+        if own_limit and right in ("reservation", "own_team_any_priority"):
+            return "reclaim_own_limit"
+        return _BECAUSE[right]
 
     def _why(self, preemptor: Preemptor, rule: str, used: int, reserved: int, allocation: Allocation) -> Facts:
         account, victim = self.cluster.account(allocation.workload), allocation.workload

@@ -74,17 +74,19 @@ def _withdraw_needless(builder: PlanBuilder, rounds: Rounds, queues: PendingQueu
 
     The GPUs that this frees may start other work. Each is spared once; return whether any was.
     """
-    spared: set[Eviction] = set()
+    withdrawn_evictions: set[Eviction] = set()
     for _ in range(MAX_ROUNDS):
-        if not spare(builder, spared) and not relocate(builder, queues):
+        if not spare(builder, withdrawn_evictions) and not relocate(builder, queues):
             break
         rounds.run()
-    return bool(spared)
+    return bool(withdrawn_evictions)
 
 
 def _refuse(cluster: Cluster, builder: PlanBuilder, heads: list[Queue]) -> list[Queue]:
     """Refuse the sessions that are not in quota in any of their pools (rule 2); return their queues."""
-    refused = [queue for queue in heads if queue.session and not queue.borrows and not queue.in_quota_somewhere()]
+    refused = [
+        queue for queue in heads if queue.is_protected_session and not queue.borrows and not queue.in_quota_somewhere()
+    ]
     for queue in refused:
         refuse(cluster, builder, queue)
     return refused

@@ -52,15 +52,20 @@ def _start(builder: PlanBuilder, queue: Queue, workload: Workload, parts: tuple[
 
 
 def start_beside_hold(
-    builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, nominated: tuple[Part, ...], over: bool
+    builder: PlanBuilder,
+    queue: Queue,
+    workload: Workload,
+    pool: PoolState,
+    nominated: tuple[Part, ...],
+    over_quota: bool,
 ) -> bool:
     """Start a workload if it fits now; over quota, it must not delay the workload that GPUs are held for."""
     hold = builder.holds.get(pool.pool.name)
     if hold is None or hold.workload is workload:
-        return try_start(builder, queue, workload, pool, nominated, not over)
-    if not over or hold.ends_in_time(workload):
+        return try_start(builder, queue, workload, pool, nominated, not over_quota)
+    if not over_quota or hold.ends_in_time(workload):
         with hold.in_state(enforced=False):
-            return try_start(builder, queue, workload, pool, nominated, not over)
+            return try_start(builder, queue, workload, pool, nominated, not over_quota)
     with hold.in_state(enforced=True):
         if hold.line_in_the_way(queue) or hold.over_capacity(queue):
             return False
@@ -102,10 +107,10 @@ def try_nominate(
     workload: Workload,
     pools: Iterable[PoolState],
     nominated: tuple[Part, ...],
-    over: bool,
+    over_quota: bool,
 ) -> bool:
     """Nominate GPUs that are about to be free: those of the old nomination, or for work in quota any."""
-    if over and not nominated and not queue.nominated:
+    if over_quota and not nominated and not queue.nominated:
         return False
     cluster = builder.cluster
     account, amount = queue.account, queue.need.total
@@ -113,7 +118,7 @@ def try_nominate(
         if not allowed(cluster, account, pool, amount, True):
             continue
         mine = nominated if nominated and nominated[0].node.pool is pool else ()
-        parts = mine or (find(pool, queue.need, True) if not over or queue.nominated else ())
+        parts = mine or (find(pool, queue.need, True) if not over_quota or queue.nominated else ())
         if parts:
             cluster.nominate(workload, queue.need, parts)
             builder.nominate(workload, queue, pool)
@@ -126,33 +131,37 @@ def try_reclaim(
     queue: Queue,
     workload: Workload,
     pools: Iterable[PoolState],
-    over: bool,
+    over_quota: bool,
 ) -> bool:
     """Make room by moves if that is enough, else by evictions, by the rights of the workload."""
     cluster = builder.cluster
-    for pool in () if over else pools:
+    for pool in () if over_quota else pools:
         if pool.free >= queue.total:
             preemptor = Preemptor(cluster, workload, queue.need, queue.account, pool, ("reservation",))
             change = consolidate(preemptor)
             if change is not None:
                 _rearrange(builder, queue, preemptor, change)
                 return True
-    ways = [(pool, rights) for pool in pools for rights in _rights(cluster, queue, workload, pool, over)]
-    if _try_evict(builder, queue, workload, ways, over):
+    ways = [(pool, rights) for pool in pools for rights in _rights(cluster, queue, workload, pool, over_quota)]
+    if _try_evict(builder, queue, workload, ways, over_quota):
         return True
-    own: Rights = ("reservation", "own_policy")
-    return queue.non_preemptible and not over and _try_evict(builder, queue, workload, [(p, own) for p in pools], over)
+    own: Rights = ("reservation", "own_team_any_priority")
+    return (
+        queue.non_preemptible
+        and not over_quota
+        and _try_evict(builder, queue, workload, [(p, own) for p in pools], over_quota)
+    )
 
 
-def _rights(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState, over: bool) -> list[Rights]:
+def _rights(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState, over_quota: bool) -> list[Rights]:
     """Return the rights in a pool; none over quota where enough GPUs terminate, though not nominated for it."""
-    if over and allowed(cluster, queue.account, pool, queue.need.total, True) and find(pool, queue.need, True):
+    if over_quota and allowed(cluster, queue.account, pool, queue.need.total, True) and find(pool, queue.need, True):
         return []
-    return rights_of(cluster, workload, queue.account, pool, not over)
+    return rights_of(cluster, workload, queue.account, pool, not over_quota)
 
 
 def _try_evict(
-    builder: PlanBuilder, queue: Queue, workload: Workload, ways: Iterable[tuple[PoolState, Rights]], over: bool
+    builder: PlanBuilder, queue: Queue, workload: Workload, ways: Iterable[tuple[PoolState, Rights]], over_quota: bool
 ) -> bool:
     """Evict the first choice without a victim that could return at once, else the first of all; False if none."""
     if builder.progress.withdrawn_starts >= MAX_WITHDRAWN:
@@ -166,15 +175,15 @@ def _try_evict(
         choice = reclaim(preemptor)
         if choice is None:
             continue
-        if not choice.cascades:
-            _carry_out(builder, queue, preemptor, choice, over)
+        if not choice.victim_returns:
+            _carry_out(builder, queue, preemptor, choice, over_quota)
             return True
         restore_all(preemptor, choice.victims)
         fallback = fallback or (preemptor, choice)
     if fallback is None:
         return False
     evict_all(fallback[0], fallback[1].victims)
-    _carry_out(builder, queue, *fallback, over)
+    _carry_out(builder, queue, *fallback, over_quota)
     return True
 
 
@@ -203,7 +212,7 @@ def _start_elsewhere(builder: PlanBuilder, moving: Moving) -> None:
     builder.start(allocation.workload, cluster.start(allocation.workload, allocation.need, moving.to), in_quota)
 
 
-def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice: Choice, over: bool) -> None:
+def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice: Choice, over_quota: bool) -> None:
     """Record the victims, and start the preemptor or nominate their GPUs; starts of this very plan are withdrawn.
 
     It starts in the pool for which it evicted, if it can, and one that evicted in quota starts in quota only: elsewhere
@@ -221,10 +230,10 @@ def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice:
     if victims:
         builder.evict(preemptor, victims)
     for pool in (preemptor.pool, *[other for other in queue.pools if other is not preemptor.pool]):
-        in_quota = not over and cluster.ledger.in_quota(
+        in_quota = not over_quota and cluster.ledger.in_quota(
             queue.account, pool.pool.name, preemptor.amount, queue.non_preemptible
         )
-        if (in_quota or over) and start_beside_hold(builder, queue, workload, pool, parts, not in_quota):
+        if (in_quota or over_quota) and start_beside_hold(builder, queue, workload, pool, parts, not in_quota):
             return
     cluster.nominate(workload, queue.need, parts)
     builder.nominate(workload, queue, preemptor.pool)

@@ -84,7 +84,7 @@ def _ways(
     """Return the pools and the rights by which a workload may evict there, within its reservation and beyond."""
     result = [(p, rights) for p in in_quota for rights in rights_of(cluster, workload, queue.account, p, True)]
     if queue.non_preemptible:
-        result += [(pool, ("reservation", "own_policy")) for pool in in_quota]
+        result += [(pool, ("reservation", "own_team_any_priority")) for pool in in_quota]
     for pool in queue.pools if queue.borrows else ():
         coming = allowed(cluster, queue.account, pool, queue.total, True) and find(pool, queue.need, True)
         if pool.pool.name not in builder.holds and not coming:

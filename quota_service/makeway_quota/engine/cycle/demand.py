@@ -60,8 +60,8 @@ def in_order(cluster: Cluster, waiting: Iterable[Queue], growing: Collection[Poo
         members = queue.members() if pool is not None else ()
         if pool is None or not members:
             continue
-        over = not cluster.ledger.in_quota(queue.account, pool.pool.name, queue.need.total, queue.non_preemptible)
-        groups.append(((over, common(queue, pool, over)), queue, members))
+        over_quota = not cluster.ledger.in_quota(queue.account, pool.pool.name, queue.need.total, queue.non_preemptible)
+        groups.append(((over_quota, common(queue, pool, over_quota)), queue, members))
     groups.sort(key=lambda item: item[0])
     result: list[Entry] = []
     rank, last = 0, None

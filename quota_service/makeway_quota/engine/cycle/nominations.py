@@ -44,25 +44,30 @@ def _must_wait(queue: Queue, nomination: Allocation) -> bool:
     return all(part.node.open[at] < GPU for part in nomination.parts for at in part.devices)
 
 
-def start_nominated(cluster: Cluster, builder: PlanBuilder, over: bool) -> None:
+def start_nominated(cluster: Cluster, builder: PlanBuilder, over_quota: bool) -> None:
     """Start the workloads that this plan nominated and whose GPUs are free by now.
 
-    One that is not in quota in any pool starts on the GPUs nominated for it at any time, as in the next plan (I7). On
-    other GPUs it starts over quota only (`over`), where that does not delay the workload that GPUs are held for.
+    A workload in quota nowhere may start on its nominated devices in either pass, as in the next plan (I7). On other
+    devices it starts only in the over-quota pass (`over_quota`), and only if it does not delay the holder of a hold.
     """
     for workload, queue in list(builder.nominated.values()):
         nomination = cluster.nominations.get(workload.id)
         if nomination is None or _must_wait(queue, nomination):
             continue
         nominated = cluster.withdraw_nomination(workload)
-        if _start(cluster, builder, queue, workload, nominated, over):
+        if _start(cluster, builder, queue, workload, nominated, over_quota):
             del builder.nominated[workload.id]
         else:
             cluster.nominate(workload, queue.need, nominated)
 
 
 def _start(
-    cluster: Cluster, builder: PlanBuilder, queue: Queue, workload: Workload, nominated: tuple[Part, ...], over: bool
+    cluster: Cluster,
+    builder: PlanBuilder,
+    queue: Queue,
+    workload: Workload,
+    nominated: tuple[Part, ...],
+    over_quota: bool,
 ) -> bool:
     in_quota = [
         pool
@@ -73,12 +78,12 @@ def _start(
         replaces = workload.nomination or any(workload.id in names for names in builder.replaced.values())
         # over quota elsewhere, what it replaced would replace it in turn
         pools = queue.pools if queue.borrows and not replaces else in_quota
-        return not over and any(
+        return not over_quota and any(
             try_start(builder, queue, workload, pool, nominated, pool in in_quota) for pool in pools
         )
     if not queue.borrows:
         return False
-    if over:
+    if over_quota:
         return any(start_beside_hold(builder, queue, workload, pool, nominated, True) for pool in queue.pools)
     own = nominated[0].node.pool
     return is_still_free(nominated, queue) and try_start(builder, queue, workload, own, nominated, False)

@@ -46,8 +46,8 @@ def _has_space(queue: Queue) -> bool:
 
 
 def _place_in_order(cluster: Cluster, queue: Queue, workload: Workload) -> tuple[bool, tuple[object, ...]]:
-    over = not any(_in_quota(queue, pool) for pool in queue.pools)
-    return over, key(cluster, queue, queue.pools[0], workload, over)
+    over_quota = not any(_in_quota(queue, pool) for pool in queue.pools)
+    return over_quota, key(cluster, queue, queue.pools[0], workload, over_quota)
 
 
 def _in_quota(queue: Queue, pool: PoolState) -> bool:
@@ -142,23 +142,23 @@ def _later_starts(
     if not fresh:
         return None
     with _Withdrawn(cluster, fresh):
-        over = not _in_quota(queue, pool)
-        mine = key(cluster, queue, pool, workload, over)
+        over_quota = not _in_quota(queue, pool)
+        mine = key(cluster, queue, pool, workload, over_quota)
         later = []
         for start in fresh:
-            theirs = key(cluster, builder.came_from[start.workload.id], start.pool, start.workload, over)
+            theirs = key(cluster, builder.came_from[start.workload.id], start.pool, start.workload, over_quota)
             in_quota = builder.started[start.workload.id].in_quota
-            if (in_quota and not over and theirs > mine) or (not in_quota and (not over or theirs > mine)):
+            if (in_quota and not over_quota and theirs > mine) or (not in_quota and (not over_quota or theirs > mine)):
                 later.append((theirs, start))
 
     def room_without(starts: Iterable[Allocation]) -> tuple[Part, ...]:
         with _Withdrawn(cluster, starts):
-            return _room(cluster, queue, workload, pool, leaving or not over)
+            return _room(cluster, queue, workload, pool, leaving or not over_quota)
 
     able = [start for _, start in sorted(later, key=lambda item: item[0])]
     if leaving:
         victim = cluster.allocations[workload.id]
-        able = [start for start in able if over and _could_evict(cluster, victim, start, pool)]
+        able = [start for start in able if over_quota and _could_evict(cluster, victim, start, pool)]
     while able and room_without(able):
         withdrawn = list(able)
         for start in able:
@@ -183,7 +183,7 @@ def _could_evict_from(builder: PlanBuilder, start: Allocation, victim: Allocatio
 
 
 def _could_evict(cluster: Cluster, asking: Allocation, victim: Allocation, pool: PoolState) -> bool:
-    """Whether a workload that waits again would be entitled to evict another one for a place in a pool."""
+    """Whether a workload that waits again would have a right to evict another one for a place in a pool."""
     workload, account = asking.workload, cluster.account(asking.workload)
     in_quota = cluster.ledger.in_quota(account, pool.pool.name, asking.need.total, workload.non_preemptible)
     if not asking.amount or (workload.kind == "job" and cluster.is_protected(victim.workload)):

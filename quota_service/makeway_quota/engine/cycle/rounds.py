@@ -36,8 +36,8 @@ class Rounds:
         self, cluster: Cluster, builder: PlanBuilder, heads: list[Queue], late: list[Queue], why: bool
     ) -> None:
         self.cluster, self.builder, self.heads, self.late, self.why = cluster, builder, heads, late, why
-        self.sessions = [queue for queue in heads if queue.session]
-        self.non_preemptible = [queue for queue in heads if queue.non_preemptible and not queue.session]
+        self.sessions = [queue for queue in heads if queue.is_protected_session]
+        self.non_preemptible = [queue for queue in heads if queue.non_preemptible and not queue.is_protected_session]
         """Jobs that count on the reservation like sessions, and so go before the others."""
         self.others = [queue for queue in heads if not queue.non_preemptible]
         self.borrowing = [queue for queue in heads if not queue.non_preemptible or queue.borrows]
@@ -117,8 +117,8 @@ class Rounds:
         if self.cluster.nominations:
             return False
         none_over = self.builder.progress.over_reservation == before.over_reservation
-        own_policy_only = none_over and not self.cluster.ledger.nested
-        able = (queue for queue in self.heads if queue.non_preemptible or not own_policy_only)
+        own_team_only = none_over and not self.cluster.ledger.nested
+        able = (queue for queue in self.heads if queue.non_preemptible or not own_team_only)
         return not any(queue.in_quota_somewhere() and queue.has_members() for queue in able)
 
 

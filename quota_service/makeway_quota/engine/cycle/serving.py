@@ -31,43 +31,49 @@ def serve(
     """
     if not waiting:
         return
-    over = unschedulable is not None
+    over_quota = unschedulable is not None
 
     def may(queue: Queue, pool: PoolState) -> bool:
-        return queue.borrows if over else guaranteed(cluster, queue, pool)
+        return queue.borrows if over_quota else guaranteed(cluster, queue, pool)
 
     entered, out = _split(cluster, waiting, unschedulable)
     if not entered:
         return
-    heads = QueueHeads(cluster, entered, over, unschedulable)
+    heads = QueueHeads(cluster, entered, over_quota, unschedulable)
     builder.returned.clear()
     builder.lowered.clear()
     releases = builder.progress.releases
     for queue, workload, at in heads:
         pool = queue.pools[at]
-        turn = key(cluster, queue, pool, workload, over) if out else ()
+        turn = key(cluster, queue, pool, workload, over_quota) if out else ()
         nominated = cluster.withdraw_nomination(workload)
-        right = [p for p in queue.pools if may(queue, p)]
-        able = right
+        eligible_pools = [p for p in queue.pools if may(queue, p)]
+        startable_pools = eligible_pools
         if nominated:
-            able = [p for p in queue.pools if p in right or nomination_outlives_quota(queue, nominated, p)]
-        kept = bool(nominated) and nominated[0].node.pool in right  # it starts there in quota
-        here = pool in able or (bool(able) and queue.borrows and (over or not kept))
-        borrows = pool not in able or (over and queue.borrows)  # else its nomination outlives its quota
-        if here and start_beside_hold(builder, queue, workload, pool, nominated, borrows):
+            startable_pools = [
+                p for p in queue.pools if p in eligible_pools or nomination_outlives_quota(queue, nominated, p)
+            ]
+        # it starts there in quota
+        nominated_in_quota = bool(nominated) and nominated[0].node.pool in eligible_pools
+        may_start_here = pool in startable_pools or (
+            bool(startable_pools) and queue.borrows and (over_quota or not nominated_in_quota)
+        )
+        # else its nomination outlives its quota
+        starts_over_quota = pool not in startable_pools or (over_quota and queue.borrows)
+        if may_start_here and start_beside_hold(builder, queue, workload, pool, nominated, starts_over_quota):
             _pop(heads, queue, workload)
-        elif able and at + 1 < len(queue.pools):
+        elif startable_pools and at + 1 < len(queue.pools):
             if nominated:
                 cluster.nominate(workload, queue.need, nominated)
             heads.enter(queue, at + 1)
-        elif not (_kept_elsewhere(queue, nominated, able) and not over) and (
-            try_nominate(builder, queue, workload, able, nominated, over)
-            or _try_reclaim(builder, queue, workload, right, over)
+        elif not (_kept_elsewhere(queue, nominated, startable_pools) and not over_quota) and (
+            try_nominate(builder, queue, workload, startable_pools, nominated, over_quota)
+            or _try_reclaim(builder, queue, workload, eligible_pools, over_quota)
         ):
             _pop(heads, queue, workload)
         else:
             heads.remove(queue)
-            if nominated and not over and not queue.non_preemptible:
+            if nominated and not over_quota and not queue.non_preemptible:
                 cluster.nominate(workload, queue.need, nominated)
             elif nominated:
                 builder.progress.decisions += 1  # the nomination no longer fits: its GPUs are free for others
@@ -92,9 +98,9 @@ def _queue_again(heads: QueueHeads, builder: PlanBuilder, waiting: list[Queue]) 
             heads.enter_again(back, owner)
 
 
-def _kept_elsewhere(queue: Queue, nominated: tuple[Part, ...], able: list[PoolState]) -> bool:
+def _kept_elsewhere(queue: Queue, nominated: tuple[Part, ...], startable_pools: list[PoolState]) -> bool:
     """Whether a workload is nominated over quota in another pool: then nothing is evicted for it."""
-    return bool(nominated) and queue.borrows and not any(nominated[0].node.pool is pool for pool in able)
+    return bool(nominated) and queue.borrows and not any(nominated[0].node.pool is pool for pool in startable_pools)
 
 
 def nomination_outlives_quota(queue: Queue, nominated: tuple[Part, ...], pool: PoolState) -> bool:
@@ -130,21 +136,23 @@ def _pop(heads: QueueHeads, queue: Queue, workload: Workload) -> None:
     heads.again(queue, workload.owner)
 
 
-def _try_reclaim(builder: PlanBuilder, queue: Queue, workload: Workload, pools: list[PoolState], over: bool) -> bool:
+def _try_reclaim(
+    builder: PlanBuilder, queue: Queue, workload: Workload, pools: list[PoolState], over_quota: bool
+) -> bool:
     """Evict for a workload; over quota only where no GPUs are held, or where they are held for it.
 
     A workload that requests no GPUs never evicts (rule 2).
     """
-    if not queue.total or queue.patient or (over and not _may_evict(builder.cluster, queue, pools)):
+    if not queue.total or queue.patient or (over_quota and not _may_evict(builder.cluster, queue, pools)):
         return False
-    holds = [builder.holds[pool.pool.name] for pool in pools if over and pool.pool.name in builder.holds]
+    holds = [builder.holds[pool.pool.name] for pool in pools if over_quota and pool.pool.name in builder.holds]
     mine = [hold for hold in holds if hold.workload is workload]
     open_to_all = [pool for pool in pools if not any(hold.pool is pool for hold in holds)]
-    if try_reclaim(builder, queue, workload, open_to_all, over):
+    if try_reclaim(builder, queue, workload, open_to_all, over_quota):
         return True
     for hold in mine:
         with hold.in_state(enforced=False):
-            if try_reclaim(builder, queue, workload, [hold.pool], over):
+            if try_reclaim(builder, queue, workload, [hold.pool], over_quota):
                 return True
     return False
 

@@ -33,20 +33,22 @@ Eviction = tuple[str, str, int]
 """A victim, its preemptor, and the number of workers that go on."""
 
 
-def spare(builder: PlanBuilder, spared: set[Eviction]) -> bool:
+def spare(builder: PlanBuilder, withdrawn_evictions: set[Eviction]) -> bool:
     """Spare each victim of the plan that no nomination needs, once from each eviction; return whether any was."""
     cluster = builder.cluster
     evictions = [(eviction.id, eviction.preemptor, 0) for eviction in builder.evicted.values()]
     evictions += [(move.id, move.preemptor, len(move.to)) for move in builder.moved.values()]
-    victims = [(cluster.allocations[eviction[0]], eviction) for eviction in evictions if eviction not in spared]
+    victims = [
+        (cluster.allocations[eviction[0]], eviction) for eviction in evictions if eviction not in withdrawn_evictions
+    ]
     able = [(victim, eviction) for victim, eviction in victims if _could_stay(builder, victim)]
     able.sort(key=lambda item: order_of(cluster, item[0], item[0].pool), reverse=True)
-    before = len(spared)
+    before = len(withdrawn_evictions)
     known = _Known(builder)
     for victim, eviction in able:
-        if _spared(known, victim):
-            spared.add(eviction)
-    return len(spared) > before
+        if _spare_if_possible(known, victim):
+            withdrawn_evictions.add(eviction)
+    return len(withdrawn_evictions) > before
 
 
 def _could_stay(builder: PlanBuilder, victim: Allocation) -> bool:
@@ -127,7 +129,7 @@ class _Known:
         return [nomination for nomination in self.all if nomination[2][0].node.pool in pools]
 
 
-def _spared(known: _Known, victim: Allocation) -> bool:
+def _spare_if_possible(known: _Known, victim: Allocation) -> bool:
     builder = known.builder
     cluster = builder.cluster
     if not _could_stay(builder, victim):

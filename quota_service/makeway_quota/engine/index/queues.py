@@ -40,7 +40,7 @@ class Queue:
     pools: tuple[PoolState, ...]
     lines: dict[str, OwnerQueue] = field(default_factory=dict)
     """Owner to that owner's workloads, oldest first."""
-    session: bool = False
+    is_protected_session: bool = False
     """Whether these are non-preemptible sessions."""
     number: int = 0
     """The queue's number, stable from one decision to the next; never 0."""
@@ -256,7 +256,7 @@ class PendingQueues:
         queue = Queue(
             self.cluster.account(w), profile, need, w.non_preemptible, w.kind, priority, patient, nominated, pools
         )
-        queue.session = w.non_preemptible and w.kind == "session"
+        queue.is_protected_session = w.non_preemptible and w.kind == "session"
         queue.total = need.total
         queue.reach = self.cluster.reach(queue.account, pools) if queue.account.is_limited else pools
         queue.borrows = not need.total or (not w.non_preemptible and queue.account.policy.weight != "None")

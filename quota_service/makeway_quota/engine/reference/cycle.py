@@ -35,7 +35,8 @@ class Cycle:
         for name in self.inadmissible:
             cluster.nominations.pop(name, None)
         heads = [head for queue in self.waiting for head in queue.heads()]
-        self.late = self.waiting if any(waits_too_long(cluster, head) for head in heads) else []
+        self.starvation_candidates = self.waiting if any(waits_too_long(cluster, head) for head in heads) else []
+        """All queues that wait if any of their heads has starved, else none."""
 
     def run(self) -> None:
         """Decide until nothing changes any more."""
@@ -49,27 +50,27 @@ class Cycle:
 
     def come_to_rest(self) -> bool:
         """Spare and move victims until nothing changes, each spared once; return whether any was."""
-        spared: set[tuple[str, str, int]] = set()
+        withdrawn_evictions: set[tuple[str, str, int]] = set()
         for _ in range(MAX_ROUNDS):
-            if not withdraw_superfluous(self.decisions, spared) and not relocate_victims(self.decisions):
+            if not withdraw_superfluous(self.decisions, withdrawn_evictions) and not relocate_victims(self.decisions):
                 break
             self.rounds()
-        return bool(spared)
+        return bool(withdrawn_evictions)
 
     def rounds(self) -> None:
         """Serve sessions in quota, jobs in quota, then over quota; again while that changes what others may do."""
         self.start_earlier_nominations()
-        sessions = [q for q in self.waiting if q.session]
-        guaranteed = [q for q in self.waiting if q.guaranteed and not q.session]
-        others = [q for q in self.waiting if not q.guaranteed]
-        borrowing = [q for q in self.waiting if not q.guaranteed or not q.need.total]
+        sessions = [q for q in self.waiting if q.is_protected_session]
+        non_preemptible = [q for q in self.waiting if q.non_preemptible and not q.is_protected_session]
+        others = [q for q in self.waiting if not q.non_preemptible]
+        borrowing = [q for q in self.waiting if not q.non_preemptible or not q.need.total]
         for _ in range(MAX_ROUNDS):
             before = self.decisions.count
             self.suspend_holds()
             self.decisions.holds = {}
             self.start_nominated(False)
             self.serve(sessions, False)
-            self.serve(guaranteed, False)
+            self.serve(non_preemptible, False)
             self.serve(others, False)
             self.hold_for_the_starving()
             self.start_nominated(True)
@@ -106,14 +107,14 @@ class Cycle:
         True for work that may not run over quota: other teams of its department may have used the department's
         reservation meanwhile.
         """
-        never_over_quota = queue.guaranteed or not queue.may_borrow
+        never_over_quota = queue.non_preemptible or not queue.may_borrow
         return bool(nominated) and never_over_quota and self.cluster.nodes[nominated[0].node].pool == pool
 
-    def start_nominated(self, over: bool) -> None:
+    def start_nominated(self, over_quota: bool) -> None:
         """Start the workloads that this plan nominated, where nothing is in their way any more.
 
-        One that is not in quota in any pool starts on its own devices at any time. Elsewhere it starts over quota only
-        (`over`), where that does not delay the workload that devices are held for.
+        A workload in quota nowhere may start on its nominated devices in either pass. On other devices it starts only
+        in the over-quota pass, and only if it does not delay the holder of a hold.
         """
         for name, queue in list(self.decisions.nominated.items()):
             if name not in self.cluster.nominations:
@@ -123,13 +124,13 @@ class Cycle:
             outlives = [p for p in queue.pools if self.nomination_outlives_quota(queue, nominated, p)]
             in_quota = [p for p in queue.pools if p in outlives or self.in_quota(queue, p)]
             free = [self.cluster.nodes[nominated[0].node].pool] if self.free_now(nominated, queue) else []
-            pools = (queue.pools if in_quota or over else free) if queue.may_borrow else in_quota
+            pools = (queue.pools if in_quota or over_quota else free) if queue.may_borrow else in_quota
             if in_quota and (workload.nomination or self.replaces(name)):
                 pools = in_quota  # over quota elsewhere, what it replaced would replace it in turn
-            if over and not in_quota:
+            if over_quota and not in_quota:
                 done = any(self.start_here(queue, workload, pool, nominated, True) for pool in pools)
             else:
-                done = not over and any(
+                done = not over_quota and any(
                     self.start(queue, workload, pool, nominated, pool in in_quota) for pool in pools
                 )
             if done:
@@ -143,69 +144,81 @@ class Cycle:
 
     # Serving one class
 
-    def serve(self, competing: Sequence[Queue], over: bool) -> None:
+    def serve(self, competing: Sequence[Queue], over_quota: bool) -> None:
         """Serve one class in order: in the first pool with room, else by a nomination, else by reclaim.
 
         A workload that is in quota in one of its pools may start over quota in another: better than an eviction.
         """
-        heads = QueueHeads(self.cluster, competing if over else self.entitled(competing), over)
+        heads = QueueHeads(self.cluster, competing if over_quota else self.may_be_in_quota(competing), over_quota)
         while (following := heads.next()) is not None:
             queue, workload, at = following
             pool, nominated = queue.pools[at], self.decisions.drop_nomination(workload)
-            right = [p for p in queue.pools if (queue.may_borrow if over else self.in_quota(queue, p))]
-            able = [p for p in queue.pools if p in right or self.nomination_outlives_quota(queue, nominated, p)]
-            kept = bool(nominated) and self.cluster.nodes[nominated[0].node].pool in right  # it starts there in quota
-            here = pool in able or (bool(able) and queue.may_borrow and (over or not kept))
-            borrows = pool not in able or (over and queue.may_borrow)  # else its nomination outlives its quota
-            if here and self.start_here(queue, workload, pool, nominated, borrows):
+            eligible_pools = [p for p in queue.pools if (queue.may_borrow if over_quota else self.in_quota(queue, p))]
+            startable_pools = [
+                p for p in queue.pools if p in eligible_pools or self.nomination_outlives_quota(queue, nominated, p)
+            ]
+            # it starts there in quota
+            nominated_in_quota = bool(nominated) and self.cluster.nodes[nominated[0].node].pool in eligible_pools
+            may_start_here = pool in startable_pools or (
+                bool(startable_pools) and queue.may_borrow and (over_quota or not nominated_in_quota)
+            )
+            # else its nomination outlives its quota
+            starts_over_quota = pool not in startable_pools or (over_quota and queue.may_borrow)
+            if may_start_here and self.start_here(queue, workload, pool, nominated, starts_over_quota):
                 queue.members.remove(workload)
-            elif able and at + 1 < len(queue.pools):
+            elif startable_pools and at + 1 < len(queue.pools):
                 if nominated:
                     self.cluster.nominate(workload, nominated)
                 heads.at[queue] = at + 1
-            elif self.make_room(queue, workload, nominated, able, right, over):
+            elif self.make_room(queue, workload, nominated, startable_pools, eligible_pools, over_quota):
                 queue.members.remove(workload)
             else:
                 heads.remove(queue)
-                if nominated and not over and not queue.guaranteed:
+                if nominated and not over_quota and not queue.non_preemptible:
                     self.cluster.nominate(workload, nominated)
                 elif nominated:
                     self.decisions.count += 1  # a nomination that cannot be kept any more
 
-    def entitled(self, competing: Sequence[Queue]) -> list[Queue]:
+    def may_be_in_quota(self, competing: Sequence[Queue]) -> list[Queue]:
         """Return the queues that are in quota, and those that may be once a nomination of a shared level moves away."""
-        easing = {level for queue in competing if queue.nominated for level in queue.levels}
+        easing = {level for queue in competing if queue.nominated for level in queue.chain}
         in_quota = [q for q in competing if any(self.in_quota(q, pool) for pool in q.pools)]
-        return [q for q in competing if q.nominated or q in in_quota or not easing.isdisjoint(q.levels)]
+        return [q for q in competing if q.nominated or q in in_quota or not easing.isdisjoint(q.chain)]
 
     def make_room(
         self,
         queue: Queue,
         workload: Workload,
         nominated: tuple[Part, ...],
-        able: list[str],
-        right: list[str],
-        over: bool,
+        startable_pools: list[str],
+        eligible_pools: list[str],
+        over_quota: bool,
     ) -> bool:
         """Nominate what is on its way to be free for a workload, or evict others for it."""
-        elsewhere = bool(nominated) and queue.may_borrow and self.cluster.nodes[nominated[0].node].pool not in able
-        if elsewhere and not over:
+        elsewhere = (
+            bool(nominated) and queue.may_borrow and self.cluster.nodes[nominated[0].node].pool not in startable_pools
+        )
+        if elsewhere and not over_quota:
             return False  # nominated over quota, in another pool
-        return self.nominate(queue, workload, able, nominated, over) or self.reclaim(queue, workload, right, over)
+        return self.nominate(queue, workload, startable_pools, nominated, over_quota) or self.reclaim(
+            queue, workload, eligible_pools, over_quota
+        )
 
     def in_quota(self, queue: Queue, pool: str, workers: int = 0) -> bool:
         """Whether one of the queue is in quota in a pool."""
         amount = max(queue.need.total, queue.need.gpus * workers)
-        return in_quota(self.cluster, queue.levels, pool, amount, queue.guaranteed)
+        return in_quota(self.cluster, queue.chain, pool, amount, queue.non_preemptible)
 
-    def start_here(self, queue: Queue, workload: Workload, pool: str, nominated: tuple[Part, ...], over: bool) -> bool:
+    def start_here(
+        self, queue: Queue, workload: Workload, pool: str, nominated: tuple[Part, ...], over_quota: bool
+    ) -> bool:
         """Start a workload if it fits now; over quota, it must not delay the one that waited too long."""
         pool_hold = self.decisions.holds.get(pool)
         if pool_hold is None or pool_hold.workload is workload:
-            return self.start(queue, workload, pool, nominated, not over)
-        if not over or pool_hold.ends_in_time(self.cluster, workload):
+            return self.start(queue, workload, pool, nominated, not over_quota)
+        if not over_quota or pool_hold.ends_in_time(self.cluster, workload):
             with pool_hold.in_state(self.cluster, enforced=False):
-                return self.start(queue, workload, pool, nominated, not over)
+                return self.start(queue, workload, pool, nominated, not over_quota)
         with pool_hold.in_state(self.cluster, enforced=True):
             if pool_hold.in_the_way(self.cluster, queue) or pool_hold.over_capacity(self.cluster, queue):
                 return False
@@ -222,9 +235,9 @@ class Cycle:
             if nominated and cluster.nodes[nominated[0].node].pool == pool and self.free_now(nominated, queue)
             else ()
         )
-        if len(mine) > need.min_workers and not allowed(cluster, queue.levels, pool, need.gpus * len(mine)):
+        if len(mine) > need.min_workers and not allowed(cluster, queue.chain, pool, need.gpus * len(mine)):
             mine = mine[: need.min_workers]
-        if len(mine) <= need.min_workers and not allowed(cluster, queue.levels, pool, need.total):
+        if len(mine) <= need.min_workers and not allowed(cluster, queue.chain, pool, need.total):
             return False
         parts = mine or find(cluster, pool, need)
         if parts:
@@ -237,17 +250,17 @@ class Cycle:
         return up and self.cluster.holds_parts(queue.need, parts, self.cluster.free)
 
     def nominate(
-        self, queue: Queue, workload: Workload, pools: list[str], nominated: tuple[Part, ...], over: bool
+        self, queue: Queue, workload: Workload, pools: list[str], nominated: tuple[Part, ...], over_quota: bool
     ) -> bool:
         """Nominate what is on its way to be free: what was nominated already, or in quota whatever is enough."""
-        if over and not nominated and not queue.nominated:
+        if over_quota and not nominated and not queue.nominated:
             return False
         was = self.cluster.nodes[nominated[0].node].pool if nominated else ""
         for pool in sorted(pools, key=lambda name: bool(nominated) and name != was):
-            if not allowed(self.cluster, queue.levels, pool, queue.need.total, True):
+            if not allowed(self.cluster, queue.chain, pool, queue.need.total, True):
                 continue
             mine = nominated if pool == was else ()
-            parts = mine or (find(self.cluster, pool, queue.need, True) if not over or queue.nominated else ())
+            parts = mine or (find(self.cluster, pool, queue.need, True) if not over_quota or queue.nominated else ())
             if parts:
                 self.decisions.nominate(queue, workload, parts)
                 return True
@@ -255,28 +268,28 @@ class Cycle:
 
     # Reclaim and preemption
 
-    def reclaim(self, queue: Queue, workload: Workload, pools: list[str], over: bool) -> bool:
+    def reclaim(self, queue: Queue, workload: Workload, pools: list[str], over_quota: bool) -> bool:
         """Evict others for a workload; over quota not where GPUs are held, but for the one they are held for."""
         if queue.patient or not queue.need.total:
             return False
         holds = self.decisions.holds
-        held = [holds[pool] for pool in pools if over and pool in holds]
-        if self.reclaim_in(queue, workload, [p for p in pools if not (over and p in holds)], over):
+        held = [holds[pool] for pool in pools if over_quota and pool in holds]
+        if self.reclaim_in(queue, workload, [p for p in pools if not (over_quota and p in holds)], over_quota):
             return True
         for own_hold in (h for h in held if h.workload is workload):
             own_hold.suspend(self.cluster)
-            done = self.reclaim_in(queue, workload, [own_hold.pool], over)
+            done = self.reclaim_in(queue, workload, [own_hold.pool], over_quota)
             own_hold.enforce(self.cluster)
             if done:
                 return True
         return False
 
-    def reclaim_in(self, queue: Queue, workload: Workload, pools: list[str], over: bool) -> bool:
+    def reclaim_in(self, queue: Queue, workload: Workload, pools: list[str], over_quota: bool) -> bool:
         """Move jobs if that is enough in a pool, else evict, by the rights that the workload has.
 
         The first pool with a set without a member that could return at once, else the first with any legal set.
         """
-        for pool in () if over else pools:
+        for pool in () if over_quota else pools:
             if (change := consolidate(self.preemptor(queue, workload, pool, ("reservation",)))) is not None:
                 moved = self.decisions.move(workload, change)
                 if moved or not self.start(queue, workload, pool, change.parts, True):
@@ -285,42 +298,46 @@ class Cycle:
         ways = [
             self.preemptor(queue, workload, pool, rights)
             for pool in pools
-            if not (over and self.is_on_its_way(queue, pool))  # though not nominated for it
-            for rights in rights_of(self.cluster, workload, queue.need, pool, not over)
+            if not (over_quota and self.is_on_its_way(queue, pool))  # though not nominated for it
+            for rights in rights_of(self.cluster, workload, queue.need, pool, not over_quota)
         ]
-        if self.evict(queue, ways, over):
+        if self.evict(queue, ways, over_quota):
             return True
-        own: Rights = ("reservation", "own_policy")
-        return queue.guaranteed and not over and self.evict(queue, [replace(p, rights=own) for p in ways], over)
+        own: Rights = ("reservation", "own_team_any_priority")
+        return (
+            queue.non_preemptible
+            and not over_quota
+            and self.evict(queue, [replace(p, rights=own) for p in ways], over_quota)
+        )
 
     def is_on_its_way(self, queue: Queue, pool: str) -> bool:
         """Whether a workload of the queue would fit once all that terminates is gone."""
-        if not allowed(self.cluster, queue.levels, pool, queue.need.total, True):
+        if not allowed(self.cluster, queue.chain, pool, queue.need.total, True):
             return False
         return count_workers(self.cluster, pool, queue.need, True) >= queue.need.min_workers
 
     def preemptor(self, queue: Queue, workload: Workload, pool: str, rights: Rights) -> Preemptor:
         """Return a workload of the queue as a preemptor."""
         replaced_by = self.decisions.replaced_by(workload.id)
-        return Preemptor(self.cluster, workload, queue.need, queue.levels, pool, rights, replaced_by=replaced_by)
+        return Preemptor(self.cluster, workload, queue.need, queue.chain, pool, rights, replaced_by=replaced_by)
 
-    def evict(self, queue: Queue, ways: Sequence[Preemptor], over: bool) -> bool:
+    def evict(self, queue: Queue, ways: Sequence[Preemptor], over_quota: bool) -> bool:
         """Evict the best legal victim set; start the workload (in quota, if it is) or nominate what becomes free."""
         if self.decisions.withdrawn_starts >= MAX_WITHDRAWN:
             return False
         chosen: tuple[Preemptor, Choice] | None = None
         for p in ways:
             choice = select(p)
-            if choice is not None and (chosen is None or not choice.cascades):
+            if choice is not None and (chosen is None or not choice.victim_returns):
                 chosen = p, choice
-                if not choice.cascades:
+                if not choice.victim_returns:
                     break
         if chosen is None:
             return False
         workload, parts, own = chosen[0].workload, self.decisions.evict(*chosen), chosen[0].pool
         for pool in [own, *(other for other in queue.pools if other != own)]:
-            quota = not over and self.in_quota(queue, pool)
-            if (quota or over) and self.start_here(queue, workload, pool, parts, not quota):
+            quota = not over_quota and self.in_quota(queue, pool)
+            if (quota or over_quota) and self.start_here(queue, workload, pool, parts, not quota):
                 return True
         self.decisions.nominate(queue, workload, parts)
         return True
@@ -334,11 +351,15 @@ class Cycle:
 
     def hold_for_the_starving(self) -> None:
         """Serve the workloads that waited too long first, one a pool; hold what would do where they do not fit."""
-        for queue, workload in starving(self.cluster, self.late):
+        for queue, workload in starving(self.cluster, self.starvation_candidates):
             free = [pool for pool in queue.pools if pool not in self.decisions.holds]
             if not free:
                 continue
-            team = [q for q in self.late if q.members and q.policy == queue.policy and q.priority > queue.priority]
+            team = [
+                q
+                for q in self.starvation_candidates
+                if q.members and q.policy == queue.policy and q.priority > queue.priority
+            ]
             pools = [
                 pool for pool in free if not (team and would_be_preempted_in_team(self.cluster, queue, pool, team))
             ]

@@ -41,8 +41,8 @@ def _evicts(cycle: Cycle, queue: Queue, at: float) -> bool:
     oldest = min(queue.members, key=age)
     ways = _ways(cycle, cluster, queue)
     for pool in queue.pools:
-        if in_quota(cluster, queue.levels, pool, queue.need.total, queue.guaranteed):
-            mover = Preemptor(cluster, oldest, queue.need, queue.levels, pool, ("reservation",))
+        if in_quota(cluster, queue.chain, pool, queue.need.total, queue.non_preemptible):
+            mover = Preemptor(cluster, oldest, queue.need, queue.chain, pool, ("reservation",))
             if consolidate(mover) is not None:
                 return True
     return any(select(way) is not None for way in ways)
@@ -50,15 +50,15 @@ def _evicts(cycle: Cycle, queue: Queue, at: float) -> bool:
 
 def _ways(cycle: Cycle, cluster: Cluster, queue: Queue) -> list[Preemptor]:
     """Return the oldest workload of a queue as a preemptor in each pool, by each of its rights."""
-    workload, need, levels = min(queue.members, key=age), queue.need, queue.levels
+    workload, need, chain = min(queue.members, key=age), queue.need, queue.chain
     preemptors = []
     for pool in queue.pools:
-        if in_quota(cluster, levels, pool, need.total, queue.guaranteed):
+        if in_quota(cluster, chain, pool, need.total, queue.non_preemptible):
             rights = rights_of(cluster, workload, need, pool, True)
-            rights += [("reservation", "own_policy")] if queue.guaranteed else []
-            preemptors += [Preemptor(cluster, workload, need, levels, pool, way) for way in rights]
+            rights += [("reservation", "own_team_any_priority")] if queue.non_preemptible else []
+            preemptors += [Preemptor(cluster, workload, need, chain, pool, way) for way in rights]
     for pool in queue.pools if queue.may_borrow else ():
         if pool not in cycle.decisions.holds and not cycle.is_on_its_way(queue, pool):
             rights = rights_of(cluster, workload, need, pool, False)
-            preemptors += [Preemptor(cluster, workload, need, levels, pool, way) for way in rights]
+            preemptors += [Preemptor(cluster, workload, need, chain, pool, way) for way in rights]
     return preemptors

@@ -50,21 +50,21 @@ def in_order(
     for name, queue in waiting.items():
         pools = [pool for pool in queue.pools if pool in growing] or list(queue.pools if every else ())
         if pools and name not in cluster.nominations:
-            workload, over = (
+            workload, over_quota = (
                 cluster.live[name],
-                not in_quota(cluster, queue.levels, pools[0], queue.need.total, queue.guaranteed),
+                not in_quota(cluster, queue.chain, pools[0], queue.need.total, queue.non_preemptible),
             )
-            entries.append((over, key(cluster, queue, pools[0], workload, over), queue, workload))
+            entries.append((over_quota, key(cluster, queue, pools[0], workload, over_quota), queue, workload))
     entries.sort(key=lambda item: item[:2])
     return [(queue, workload) for _, _, queue, workload in entries]
 
 
 def helps(cluster: Cluster, queue: Queue, pool: str) -> bool:
     """Whether a new node of a pool would be of use to a queue: it runs there, and no static quota keeps its GPUs."""
-    need, levels = queue.need, queue.levels
+    need, chain = queue.need, queue.chain
     if need.session and not cluster.pools[pool].sessions:
         return False
-    if need.total and any(static_quota(cluster, levels, pool, 0, in_future) for in_future in (False, True)):
+    if need.total and any(static_quota(cluster, chain, pool, 0, in_future) for in_future in (False, True)):
         return False
     return not need.only_spare or room_on_a_new_node(cluster, pool, need)
 
@@ -76,7 +76,7 @@ def admits(cluster: Cluster, queue: Queue, pool: str, claims: Sequence[Claim], i
         here = sum(claim.queue.need.total for claim in claims if pool in claim.pools)
         if pool_usage(cluster, pool, in_future) + here + amount > known.capacity:
             return False
-    for line in limiting(cluster, queue.levels, pool) if amount else ():
+    for line in limiting(cluster, queue.chain, pool) if amount else ():
         counted = counts(cluster, line)
         used = counted.future if in_future else max(counted.now, counted.future)
         if used + _claimed(cluster, line, claims) + amount > (line.quota.limit or 0):
@@ -85,18 +85,18 @@ def admits(cluster: Cluster, queue: Queue, pool: str, claims: Sequence[Claim], i
         return True
 
     def reserved(line: PolicyLine, beyond: bool) -> int:
-        alike = [claim for claim in claims if claim.queue.guaranteed or not queue.guaranteed]
+        alike = [claim for claim in claims if claim.queue.non_preemptible or not queue.non_preemptible]
         return _claimed(cluster, line, alike, beyond)
 
-    return in_quota(cluster, queue.levels, pool, amount, queue.guaranteed, reserved)
+    return in_quota(cluster, queue.chain, pool, amount, queue.non_preemptible, reserved)
 
 
 def _claimed(cluster: Cluster, line: PolicyLine, claims: Sequence[Claim], beyond: bool = False) -> int:
     """Return what claims count on a line, each once; `beyond`: where no level below the line reserves anything."""
     total = 0
     for queue, pools in claims:
-        if line.policy in queue.levels:
-            below = queue.levels[: queue.levels.index(line.policy)]
+        if line.policy in queue.chain:
+            below = queue.chain[: queue.chain.index(line.policy)]
             counted = [
                 pool
                 for pool in pools
@@ -111,7 +111,7 @@ def _soon_free(cluster: Cluster, trial: Cluster, queue: Queue, claims: Sequence[
     for pool in queue.pools:
         if find(cluster, pool, queue.need) or not admits(trial, queue, pool, claims, in_future=True):
             continue  # it is kept off GPUs that are free already, or may not run there
-        if queue.need.total and static_quota(trial, queue.levels, pool, queue.need.total, True):
+        if queue.need.total and static_quota(trial, queue.chain, pool, queue.need.total, True):
             continue
         parts = find(trial, pool, queue.need, True)
         if parts:

@@ -19,7 +19,7 @@ from .victims.victims import Right
 
 _RULES: dict[Right | None, str] = {
     "reservation": "reclaim",
-    "own_policy": "reclaim_own_policy",
+    "own_team_any_priority": "reclaim_own_policy",
     "own_team": "preempt_in_team",
     "fair_share": "reclaim_fair_share",
     None: "consolidate",
@@ -68,7 +68,11 @@ def schedule(snapshot: Snapshot) -> Plan:
 
 def _refused(cycle: Cycle, queue: Queue) -> bool:
     """Whether sessions are refused: they are not in quota in any pool, and never run over quota."""
-    return queue.session and not queue.may_borrow and not any(cycle.in_quota(queue, pool) for pool in queue.pools)
+    return (
+        queue.is_protected_session
+        and not queue.may_borrow
+        and not any(cycle.in_quota(queue, pool) for pool in queue.pools)
+    )
 
 
 def _deferred(cycle: Cycle, waiting: Mapping[str, tuple[Queue, Reason]]) -> dict[str, tuple[Queue, Reason]]:
@@ -163,4 +167,4 @@ def _refusal(name: str) -> Refusal:
 
 def _usage(cluster: Cluster, line: PolicyLine) -> LineUsage:
     counted, quota = counts(cluster, line), line.quota
-    return LineUsage(line.policy, quota.pools, quota.reserved, quota.limit, counted.now, counted.guaranteed)
+    return LineUsage(line.policy, quota.pools, quota.reserved, quota.limit, counted.now, counted.non_preemptible)

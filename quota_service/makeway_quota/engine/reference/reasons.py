@@ -64,9 +64,9 @@ def _not_allowed(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
     amount = queue.need.total
     if not amount:
         return None
-    if not queue.may_borrow and not in_quota(cluster, queue.levels, pool, amount, queue.guaranteed):
+    if not queue.may_borrow and not in_quota(cluster, queue.chain, pool, amount, queue.non_preemptible):
         return "never_over_quota", "over_quota"
-    if over_limit(cluster, queue.levels, pool, amount, False) is not None:
+    if over_limit(cluster, queue.chain, pool, amount, False) is not None:
         return "limit", "limit"
     return ("pool_capacity", "capacity") if over_capacity(cluster, pool, amount) else None
 
@@ -79,7 +79,7 @@ def _static(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
 
 
 def _kept_from(cluster: Cluster, queue: Queue, pool: str) -> bool:
-    lines = [static_quota(cluster, queue.levels, pool, queue.need.total, in_future) for in_future in (False, True)]
+    lines = [static_quota(cluster, queue.chain, pool, queue.need.total, in_future) for in_future in (False, True)]
     return bool(queue.need.total) and any(line is not None for line in lines)
 
 
@@ -88,7 +88,7 @@ def _held(decisions: Decisions, queue: Queue, pool: str) -> Reason | None:
     hold = holds.get(pool, next(iter(holds.values()), None))
     if hold is None or not _fits(cluster, pool, queue.need, _free_of_nominations(cluster)):
         return None
-    quota = in_quota(cluster, queue.levels, pool, queue.need.total, queue.guaranteed)
+    quota = in_quota(cluster, queue.chain, pool, queue.need.total, queue.non_preemptible)
     return None if quota else ("held", "starvation")
 
 
@@ -113,7 +113,7 @@ def _not_there(decisions: Decisions, queue: Queue, pool: str) -> Reason:
         return "outranked", "order"
     free = max(0, cluster.free_gpus(pool, False, need))
     stuck = cluster.stuck_gpus(pool)
-    if free < need.total <= free + stuck and in_quota(cluster, queue.levels, pool, need.total, queue.guaranteed):
+    if free < need.total <= free + stuck and in_quota(cluster, queue.chain, pool, need.total, queue.non_preemptible):
         return "stuck", "terminating"
     return ("no_free_gpus" if free < need.total or not free else "fragmented"), "place"
 

@@ -11,7 +11,7 @@ from .state.cluster import Allocation, Cluster, Part
 from .state.placement import find
 from .state.queues import Key, Queue, closed, key, queue_of
 from .state.quota import allowed, counts, guarantor, in_quota, reserving
-from .victims.victims import Preemptor, entitled, is_protected, rights_of
+from .victims.victims import Preemptor, has_right, is_protected, rights_of
 
 MAX_WITHDRAWN = 1000
 """After so many withdrawn starts in a plan no more are withdrawn for a victim."""
@@ -31,13 +31,13 @@ def relocate_victims(decisions: Decisions) -> bool:
 
 
 def _place_in_order(cluster: Cluster, queue: Queue, workload: Workload) -> Key:
-    over = not any(_in_quota(cluster, queue, pool) for pool in queue.pools)
-    return over, key(cluster, queue, queue.pools[0], workload, over)
+    over_quota = not any(_in_quota(cluster, queue, pool) for pool in queue.pools)
+    return over_quota, key(cluster, queue, queue.pools[0], workload, over_quota)
 
 
 def _in_quota(cluster: Cluster, queue: Queue, pool: str) -> bool:
     """Whether a victim is in quota in a pool once all that terminates is gone."""
-    level = guarantor(cluster, queue.levels, pool)
+    level = guarantor(cluster, queue.chain, pool)
     lines = reserving(cluster, level, pool) if level else []
     return bool(lines) and all(counts(cluster, ln).future + queue.need.total <= ln.quota.reserved for ln in lines)
 
@@ -73,7 +73,7 @@ def _room(
     Empty if it could do neither. With `in_future`, also where it could start once all that terminates is gone; None:
     if it is in quota, for the next plan would nominate it there.
     """
-    if not allowed(cluster, queue.levels, pool, queue.need.total, True):
+    if not allowed(cluster, queue.chain, pool, queue.need.total, True):
         return ()
     if parts := find(cluster, pool, queue.need) or _beside_workers_that_stay(cluster, workload, pool):
         return parts
@@ -124,19 +124,21 @@ def _later_starts(decisions: Decisions, queue: Queue, workload: Workload, pool: 
     fresh = [a for a in cluster.preemptible() if a.fresh and a.pool in near and (a.amount or light)]
     fresh = [a for a in fresh if a.id not in preemptors]
     trial = _without(cluster, fresh)
-    over = not _in_quota(trial, queue, pool)
-    mine = key(trial, queue, pool, workload, over)
+    over_quota = not _in_quota(trial, queue, pool)
+    mine = key(trial, queue, pool, workload, over_quota)
     later = []
     for start in fresh:
-        theirs = key(trial, decisions.came_from[start.id], start.pool, start.workload, over)
+        theirs = key(trial, decisions.came_from[start.id], start.pool, start.workload, over_quota)
         in_quota = decisions.started[start.id]
-        if (in_quota and not over and theirs > mine) or (not in_quota and (not over or theirs > mine)):
+        if (in_quota and not over_quota and theirs > mine) or (not in_quota and (not over_quota or theirs > mine)):
             later.append((theirs, start))
     later.sort(key=lambda item: item[0])
     able = [start for _, start in later]
     if leaving:
-        able = [start for start in able if over and _could_evict(cluster, cluster.running[workload.id], start, pool)]
-    ends = leaving or not over
+        able = [
+            start for start in able if over_quota and _could_evict(cluster, cluster.running[workload.id], start, pool)
+        ]
+    ends = leaving or not over_quota
     while able and _room(_without(cluster, able), queue, workload, pool, ends):
         withdrawn = list(able)
         for start in able:
@@ -161,13 +163,13 @@ def _could_evict_from(cluster: Cluster, start: Allocation, victim: Allocation) -
 
 
 def _could_evict(cluster: Cluster, asking: Allocation, victim: Allocation, pool: str) -> bool:
-    """Whether a workload that waits again would be entitled to evict another one for a place in a pool."""
+    """Whether a workload that waits again would have a right to evict another one for a place in a pool."""
     workload = asking.workload
-    quota = in_quota(cluster, asking.levels, pool, asking.need.total, workload.non_preemptible)
+    quota = in_quota(cluster, asking.chain, pool, asking.need.total, workload.non_preemptible)
     if not asking.amount or (workload.kind == "job" and is_protected(cluster, victim.workload)):
         return False
     return any(
-        entitled(Preemptor(cluster, workload, asking.need, asking.levels, pool, rights), victim, ())
+        has_right(Preemptor(cluster, workload, asking.need, asking.chain, pool, rights), victim, ())
         for rights in rights_of(cluster, workload, asking.need, pool, quota)
     )
 

@@ -21,19 +21,19 @@ MAX_PLACED = 64
 """So many placements are tried, over all pools of the nominations, to place them again."""
 
 
-def withdraw_superfluous(decisions: Decisions, spared: set[tuple[str, str, int]]) -> bool:
+def withdraw_superfluous(decisions: Decisions, withdrawn_evictions: set[tuple[str, str, int]]) -> bool:
     """Spare every victim without which all preemptors of the plan still have a placement, the most protected first.
 
-    Return whether any was spared. None is spared twice from the same eviction: `spared` has the victim, the preemptor
-    and the number of workers that go on.
+    Return whether any was spared. None is spared twice from the same eviction: `withdrawn_evictions` has the victim, the
+    preemptor and the number of workers that go on.
     """
     cluster = decisions.cluster
     evictions = {name: (name, eviction.preemptor, len(eviction.to)) for name, eviction in decisions.evicted.items()}
-    able = [cluster.running[name] for name, eviction in evictions.items() if eviction not in spared]
-    before = len(spared)
+    able = [cluster.running[name] for name, eviction in evictions.items() if eviction not in withdrawn_evictions]
+    before = len(withdrawn_evictions)
     for victim in sorted(able, key=lambda a: order(_bystander(cluster, a), a), reverse=True):
         if _spare(decisions, victim):
-            spared.add(evictions[victim.id])
+            withdrawn_evictions.add(evictions[victim.id])
             continue
         change = decisions.evicted[victim.id]
         if change.right is None or not change.to:
@@ -43,8 +43,8 @@ def withdraw_superfluous(decisions: Decisions, spared: set[tuple[str, str, int]]
             more = tuple(other for other in victim.parts if other is part or other in kept)
             if len(more) < len(victim.parts) and _spare(decisions, victim, more):
                 kept.append(part)
-                spared.add(evictions[victim.id])
-    return len(spared) > before
+                withdrawn_evictions.add(evictions[victim.id])
+    return len(withdrawn_evictions) > before
 
 
 def replace_preemptors(decisions: Decisions) -> None:
@@ -75,7 +75,7 @@ def _devices(allocation: Allocation) -> set[tuple[str, int]]:
 
 def _bystander(cluster: Cluster, victim: Allocation) -> Preemptor:
     """Return a preemptor that requests nothing; only its order of victims is used."""
-    return Preemptor(cluster, victim.workload, victim.need, victim.levels, victim.pool, ("reservation",))
+    return Preemptor(cluster, victim.workload, victim.need, victim.chain, victim.pool, ("reservation",))
 
 
 def _kept(cluster: Cluster, victim: Allocation) -> list[Part]:
@@ -199,7 +199,7 @@ def _place(
         return cluster
     old, *others = nominations
     for pool in _pools_for(decisions, cluster, decisions.nominated[old.id], old):
-        may = allowed(cluster, old.levels, pool, old.need.total, True)
+        may = allowed(cluster, old.chain, pool, old.need.total, True)
         parts = find(cluster, pool, old.need, True) if may and remaining[0] else ()
         if parts:
             remaining[0] -= 1
@@ -215,7 +215,7 @@ def _pools_for(decisions: Decisions, cluster: Cluster, queue: Queue, old: Alloca
 
     In quota, if it is so there; else those in which nothing is held.
     """
-    able = [p for p in queue.pools if in_quota(cluster, queue.levels, p, old.need.total, queue.guaranteed)]
+    able = [p for p in queue.pools if in_quota(cluster, queue.chain, p, old.need.total, queue.non_preemptible)]
     if old.pool not in able:
         able = [pool for pool in queue.pools if queue.may_borrow and pool not in decisions.holds]
     return [old.pool, *(pool for pool in able if pool != old.pool)]
@@ -236,9 +236,9 @@ def _displaced(trial: Cluster, names: Sequence[str]) -> list[str]:
 def _exceeds_caps(trial: Cluster, victim: Allocation) -> bool:
     """Whether a limit that the victim counts on, or its pool's capacity or a static quota, is exceeded if it stays."""
     for pool in victim.pools:
-        lines = [line for level in victim.levels for line in covering(trial, level, pool)]
+        lines = [line for level in victim.chain for line in covering(trial, level, pool)]
         if any(ln.quota.limit is not None and counts(trial, ln).future > ln.quota.limit for ln in lines):
             return True
-        if over_capacity(trial, pool, 0, True) or static_quota(trial, victim.levels, pool, 0, True) is not None:
+        if over_capacity(trial, pool, 0, True) or static_quota(trial, victim.chain, pool, 0, True) is not None:
             return True
     return False

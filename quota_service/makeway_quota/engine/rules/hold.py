@@ -163,7 +163,7 @@ def starving(cluster: Cluster, queues: Iterable[Queue]) -> list[tuple[Queue, Wor
     """
     oldest: dict[Hashable, tuple[Queue, Workload]] = {}
     for queue in queues:
-        if not queue.total or queue.session or queue.account.policy.weight == "Lowest":
+        if not queue.total or queue.is_protected_session or queue.account.policy.weight == "Lowest":
             continue
         for head in queue.heads():
             if not cluster.waits_too_long(head) or head.id in cluster.nominations:

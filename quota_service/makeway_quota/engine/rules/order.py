@@ -34,22 +34,22 @@ def rank(queue: Queue, pool: PoolState) -> tuple[int, int, int]:
     return known
 
 
-def common(queue: Queue, pool: PoolState, over: bool) -> Key:
+def common(queue: Queue, pool: PoolState, over_quota: bool) -> Key:
     """Return the part of the sort key that a whole queue shares; smaller is earlier."""
     account, name = queue.account, pool.pool.name
-    shares = account.shares(name) if over else _NO_SHARES
-    keys = queue.keys[over]
+    shares = account.shares(name) if over_quota else _NO_SHARES
+    keys = queue.keys[over_quota]
     known = keys.get(name)
     if known is None or known[-2] is not shares:
-        last = over and account.policy.weight == "Lowest"
+        last = over_quota and account.policy.weight == "Lowest"
         known = keys[name] = (not queue.nominated, last, *rank(queue, pool), shares, -queue.priority)
     return known
 
 
-def key(cluster: Cluster, queue: Queue, pool: PoolState, workload: Workload, over: bool) -> Key:
+def key(cluster: Cluster, queue: Queue, pool: PoolState, workload: Workload, over_quota: bool) -> Key:
     """Return the sort key of a workload in its class; it ends in the id, so it is total."""
     owner = queue.account.owners.get(workload.owner, 0) if cluster.settings.user_fairness else 0
-    return (*common(queue, pool, over), owner, workload.submitted_at, workload.id)
+    return (*common(queue, pool, over_quota), owner, workload.submitted_at, workload.id)
 
 
 class QueueHeads:
@@ -65,10 +65,10 @@ class QueueHeads:
         self,
         cluster: Cluster,
         queues: Iterable[Queue],
-        over: bool,
+        over_quota: bool,
         unschedulable: Callable[[Queue], bool] | None = None,
     ) -> None:
-        self.cluster, self.over, self.unschedulable = cluster, over, unschedulable
+        self.cluster, self.over_quota, self.unschedulable = cluster, over_quota, unschedulable
         self.heap: list[tuple[Key, int, int, Queue, Workload | None]] = []
         self.pushed = 0
         self.in_vain = 0
@@ -80,7 +80,7 @@ class QueueHeads:
             self.queues.append(queue)
             self.at[id(queue)] = 0
             self.pushed += 1
-            self.heap.append((common(queue, queue.pools[0], over), 0, self.pushed, queue, None))
+            self.heap.append((common(queue, queue.pools[0], over_quota), 0, self.pushed, queue, None))
         heapq.heapify(self.heap)
 
     def enter(self, queue: Queue, at: int) -> None:
@@ -93,7 +93,7 @@ class QueueHeads:
         """Return the number of the first pool in which a queue comes after `turn`, the key that is served, or None."""
         heads = list(queue.heads())
         for at, pool in enumerate(queue.pools if heads else ()):
-            if min(key(self.cluster, queue, pool, head, self.over) for head in heads) > turn:
+            if min(key(self.cluster, queue, pool, head, self.over_quota) for head in heads) > turn:
                 return at
         return None
 
@@ -111,7 +111,7 @@ class QueueHeads:
 
     def lower(self, account: Account, owner: str) -> None:
         """Push the entries whose keys may have fallen: an owner uses less of an account than before."""
-        if self.over:
+        if self.over_quota:
             for queue in self._family(account):
                 self._push(queue, self.at[id(queue)], None)
         elif self.cluster.settings.user_fairness:
@@ -150,7 +150,7 @@ class QueueHeads:
                 continue
             if not queue.lines[workload.owner] or queue.lines[workload.owner][0] is not workload:
                 continue
-            new = key(self.cluster, queue, queue.pools[at], workload, self.over)
+            new = key(self.cluster, queue, queue.pools[at], workload, self.over_quota)
             if new != old:
                 heapq.heappush(self.heap, (new, at, self.pushed, queue, workload))
                 continue
@@ -159,7 +159,7 @@ class QueueHeads:
 
     def _open(self, queue: Queue, at: int, old: Key) -> None:
         """Push every owner's first workload."""
-        if common(queue, queue.pools[at], self.over) != old:
+        if common(queue, queue.pools[at], self.over_quota) != old:
             self._push(queue, at, None)
         elif self.unschedulable is not None and self.unschedulable(queue):
             self.remove(queue)
@@ -172,6 +172,10 @@ class QueueHeads:
 
     def _push(self, queue: Queue, at: int, workload: Workload | None) -> None:
         pool = queue.pools[at]
-        new = key(self.cluster, queue, pool, workload, self.over) if workload else common(queue, pool, self.over)
+        new = (
+            key(self.cluster, queue, pool, workload, self.over_quota)
+            if workload
+            else common(queue, pool, self.over_quota)
+        )
         self.pushed += 1
         heapq.heappush(self.heap, (new, at, self.pushed, queue, workload))

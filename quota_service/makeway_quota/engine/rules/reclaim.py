@@ -51,7 +51,7 @@ class Choice:
 
     victims: Victims
     parts: tuple[Part, ...]
-    cascades: bool = False
+    victim_returns: bool = False
     """Whether a victim could return at once by evicting another workload, as in every other set that was examined."""
 
 
@@ -125,7 +125,7 @@ def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choic
         if len(tried) == _MAX_RETURNS:
             break
     again = _evicted(preemptor, first.victims) if first else None
-    return replace(again, cascades=True) if again else None
+    return replace(again, victim_returns=True) if again else None
 
 
 def _evicted_workers(victims: Victims) -> frozenset[tuple[str, int]]:

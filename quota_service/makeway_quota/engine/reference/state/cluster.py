@@ -44,7 +44,7 @@ class FreeResources(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What a workload holds, or (as a nomination) will hold. `levels` names its policy and the departments above it.
+    """What a workload holds, or (as a nomination) will hold. `chain` names its policy and the departments above it.
 
     `fresh`: started by this very plan, so it can be withdrawn but not evicted.
     """
@@ -54,7 +54,7 @@ class Allocation:
     pool: str
     parts: tuple[Part, ...]
     amount: int
-    levels: tuple[str, ...]
+    chain: tuple[str, ...]
     fresh: bool = False
     shares: tuple[tuple[str, int], ...] = ()
     """Each pool and the milli-GPUs that count there, where the nodes are in several pools."""
@@ -163,7 +163,7 @@ class Cluster:
         amount = sum(amounts.values()) if workload.placement else need.total
         shares = tuple(amounts.items()) if len(amounts) > 1 else ()
         fixed = bool(shares) or first not in serving
-        return Allocation(workload, need, first, (), amount, self.levels(workload.policy), False, shares, fixed)
+        return Allocation(workload, need, first, (), amount, self.chain(workload.policy), False, shares, fixed)
 
     def _place_on(self, node: Node) -> None:
         """Place what runs on a node: known devices first, then by age on the lowest free ones."""
@@ -239,7 +239,7 @@ class Cluster:
         """Return what a workload requests."""
         return need_of(workload, self.profiles.get(workload.profile))
 
-    def levels(self, policy: str) -> tuple[str, ...]:
+    def chain(self, policy: str) -> tuple[str, ...]:
         """Return the policy and its departments, nearest first."""
         result = [policy]
         at = self.policies[policy].parent if policy in self.policies else None
@@ -420,8 +420,8 @@ class Cluster:
     def allocation(self, workload: Workload, parts: Sequence[Part], fresh: bool = False) -> Allocation:
         """Return the allocation of a workload on these parts."""
         need = self.need(workload)
-        pool, levels = self.nodes[parts[0].node].pool, self.levels(workload.policy)
-        return Allocation(workload, need, pool, tuple(parts), need.gpus * len(parts), levels, fresh)
+        pool, chain = self.nodes[parts[0].node].pool, self.chain(workload.policy)
+        return Allocation(workload, need, pool, tuple(parts), need.gpus * len(parts), chain, fresh)
 
     def start(self, workload: Workload, parts: Sequence[Part]) -> Allocation:
         """Start a pending workload on these parts now; its workers are numbered from 0."""

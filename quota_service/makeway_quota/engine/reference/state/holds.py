@@ -101,7 +101,7 @@ class Hold:
         if not queue.need.total:
             return None
         both = self.queue.need.total + queue.need.total
-        shared = [level for level in queue.levels if level in self.queue.levels]
+        shared = [level for level in queue.chain if level in self.queue.chain]
         for line in limiting(cluster, shared, self.pool):
             counted = counts(cluster, line)
             if max(counted.now, counted.future) + both > (line.quota.limit or 0):
@@ -141,24 +141,24 @@ def starving(cluster: Cluster, waiting: Iterable[Queue]) -> list[tuple[Queue, Wo
     eligible = [
         (queue, head)
         for queue in waiting
-        if queue.need.total and not queue.session and cluster.policy(queue.policy).weight != "Lowest"
+        if queue.need.total and not queue.is_protected_session and cluster.policy(queue.policy).weight != "Lowest"
         for head in queue.heads()
         if waits_too_long(cluster, head) and head.id not in cluster.nominations
     ]
     oldest: dict[tuple[object, ...], tuple[Queue, Workload]] = {}
     for queue, head in sorted(eligible, key=lambda item: age(item[1])):
-        alike = queue.policy, queue.profile.name, queue.need, queue.guaranteed, queue.kind, queue.priority
+        alike = queue.policy, queue.profile.name, queue.need, queue.non_preemptible, queue.kind, queue.priority
         oldest.setdefault((*alike, queue.patient, cluster.time_limit(head), head.owner), (queue, head))
     return list(oldest.values())
 
 
 def would_be_preempted_in_team(cluster: Cluster, queue: Queue, pool: str, team: Iterable[Queue]) -> bool:
     """Whether a job of the same team waits that would preempt this one as soon as it ran (engine rule 5.7)."""
-    may_be_preempted = cluster.settings.in_team_preemption and not queue.guaranteed
+    may_be_preempted = cluster.settings.in_team_preemption and not queue.non_preemptible
     return may_be_preempted and any(
         other.priority > queue.priority
         and other.need.total
-        and not other.guaranteed
+        and not other.non_preemptible
         and pool in other.pools
         and full_rank(cluster, other, pool) <= full_rank(cluster, queue, pool)
         and other.kind == "job"
@@ -180,16 +180,16 @@ def _ever(cluster: Cluster, need: Need, pool: str) -> bool:
 def _helps(cluster: Cluster, queue: Queue, pool: str) -> bool:
     """Whether a workload of the queue might start in a pool if only GPUs were held for it."""
     amount = queue.need.total
-    guaranteed = in_quota(cluster, queue.levels, pool, amount, queue.guaranteed)
-    if not guaranteed and not queue.may_borrow:
+    quota_admits = in_quota(cluster, queue.chain, pool, amount, queue.non_preemptible)
+    if not quota_admits and not queue.may_borrow:
         return False
-    if amount and static_quota(cluster, queue.levels, pool, amount, True) is not None:
+    if amount and static_quota(cluster, queue.chain, pool, amount, True) is not None:
         return False
-    caps = [cluster.pools[pool].capacity, *[line.quota.limit for line in limiting(cluster, queue.levels, pool)]]
+    caps = [cluster.pools[pool].capacity, *[line.quota.limit for line in limiting(cluster, queue.chain, pool)]]
     if any(cap is not None and cap < amount for cap in caps):
         return False
     # beyond its fair share it would be evicted at once
-    return guaranteed or cluster.settings.fair_share != "reclaim" or within_fair_share(cluster, queue.request, pool)
+    return quota_admits or cluster.settings.fair_share != "reclaim" or within_fair_share(cluster, queue.request, pool)
 
 
 def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: str) -> Hold | None:
@@ -201,7 +201,7 @@ def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: str) -> Hold 
         return None
     until, openings = room
     amount = queue.need.total
-    if over_limit(cluster, queue.levels, pool, amount, False) or over_capacity(cluster, pool, amount):
+    if over_limit(cluster, queue.chain, pool, amount, False) or over_capacity(cluster, pool, amount):
         until, openings = max(until, limit_falls(cluster, queue, pool)), []
     return Hold(workload, queue, pool, None if until == inf else until, openings)
 
@@ -238,13 +238,13 @@ def likely_end(cluster: Cluster, allocation: Allocation) -> float | None:
 
 def limit_falls(cluster: Cluster, queue: Queue, pool: str) -> float:
     """Return when the limit in its way has room for a workload; infinite where that is unknown."""
-    line = over_limit(cluster, queue.levels, pool, queue.need.total, False)
+    line = over_limit(cluster, queue.chain, pool, queue.need.total, False)
     if line is None:
         return inf
     usage = counts(cluster, line)
     missing = max(usage.now, usage.future) + queue.need.total - (line.quota.limit or 0)
     pools = line.quota.pools or tuple(cluster.pools)
-    team = [a for a in cluster.running.values() if line.policy in a.levels]
+    team = [a for a in cluster.running.values() if line.policy in a.chain]
     counted = [a for a in team if any(pool in pools for pool in a.pools)]
     endings = [(end, a.id, a.amount_in(pools)) for a in counted if (end := likely_end(cluster, a)) is not None]
     for end, _, amount in sorted(endings):

@@ -24,25 +24,25 @@ class Queue:
     policy: str
     profile: Profile
     need: Need
-    guaranteed: bool
+    non_preemptible: bool
     kind: str
     priority: int
     patient: bool
     nominated: bool
-    levels: tuple[str, ...]
+    chain: tuple[str, ...]
     pools: tuple[str, ...]
     may_borrow: bool
     members: list[Workload] = field(default_factory=list)
 
     @property
-    def session(self) -> bool:
+    def is_protected_session(self) -> bool:
         """Whether these are sessions that are never evicted."""
-        return self.guaranteed and self.kind == "session"
+        return self.non_preemptible and self.kind == "session"
 
     @property
     def request(self) -> Request:
         """Return one workload's request."""
-        return Request(self.levels, self.need.total)
+        return Request(self.chain, self.need.total)
 
     def heads(self) -> Iterator[Workload]:
         """Iterate over each owner's oldest workload."""
@@ -79,11 +79,11 @@ def queues(cluster: Cluster) -> tuple[list[Queue], dict[str, tuple[Code, str]]]:
 
 def queue_of(cluster: Cluster, workload: Workload) -> Queue:
     """Return a queue with one workload, for which nothing is nominated."""
-    w, need, levels = workload, cluster.need(workload), cluster.levels(workload.policy)
+    w, need, chain = workload, cluster.need(workload), cluster.chain(workload.policy)
     priority, patient, borrow = cluster.priority(w), is_patient(cluster, w), may_borrow(cluster, w)
     profile, pools = cluster.profiles[w.profile], cluster.pools_of(w)
     return Queue(
-        w.policy, profile, need, w.non_preemptible, w.kind, priority, patient, False, levels, pools, borrow, [w]
+        w.policy, profile, need, w.non_preemptible, w.kind, priority, patient, False, chain, pools, borrow, [w]
     )
 
 

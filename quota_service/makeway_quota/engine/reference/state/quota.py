@@ -18,9 +18,9 @@ class PolicyLine(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request that is counted as if it ran already: the levels that it counts on, and its milli-GPUs."""
+    """A request that is counted as if it ran already, on every policy of `chain`, and its milli-GPUs."""
 
-    levels: tuple[str, ...] = ()
+    chain: tuple[str, ...] = ()
     amount: int = 0
 
 
@@ -34,7 +34,7 @@ class Counts(NamedTuple):
     terminating: int
     nominated: int
     moving: int
-    guaranteed: int
+    non_preemptible: int
 
     @property
     def future(self) -> int:
@@ -52,15 +52,15 @@ NOTHING = Request()
 
 def _count(cluster: Cluster, policy: str, pools: Sequence[str]) -> Counts:
     """Count one policy (with the teams of a department) in some pools."""
-    running = [a for a in cluster.running.values() if policy in a.levels]
-    nominations = [c for c in cluster.nominations.values() if policy in c.levels and c.pool in pools]
+    running = [a for a in cluster.running.values() if policy in a.chain]
+    nominations = [c for c in cluster.nominations.values() if policy in c.chain and c.pool in pools]
     return _counts(cluster, running, nominations, pools)
 
 
 def _count_own(cluster: Cluster, policy: str, pool: str) -> Counts:
     """Count one policy without the teams below it in a pool."""
-    running = [a for a in cluster.running.values() if a.levels[0] == policy]
-    nominations = [c for c in cluster.nominations.values() if c.levels[0] == policy and c.pool == pool]
+    running = [a for a in cluster.running.values() if a.chain[0] == policy]
+    nominations = [c for c in cluster.nominations.values() if c.chain[0] == policy and c.pool == pool]
     return _counts(cluster, running, nominations, (pool,))
 
 
@@ -95,7 +95,7 @@ def owner_usage(cluster: Cluster, policy: str, owner: str) -> int:
     """Return the future usage of one user in one team, in all pools."""
     mine = [a for a in cluster.running.values() if a.id not in cluster.terminating]
     every = [*mine, *cluster.nominations.values()]
-    return sum(a.amount for a in every if a.levels[0] == policy and a.workload.owner == owner)
+    return sum(a.amount for a in every if a.chain[0] == policy and a.workload.owner == owner)
 
 
 # Lines
@@ -111,15 +111,15 @@ def reserving(cluster: Cluster, policy: str, pool: str) -> list[PolicyLine]:
     return [line for line in covering(cluster, policy, pool) if line.quota.reserved > 0]
 
 
-def limiting(cluster: Cluster, levels: Sequence[str], pool: str) -> list[PolicyLine]:
+def limiting(cluster: Cluster, chain: Sequence[str], pool: str) -> list[PolicyLine]:
     """Return the lines that limit what a policy runs in a pool, its departments' included, nearest first."""
-    lines = (line for level in levels for line in covering(cluster, level, pool))
+    lines = (line for level in chain for line in covering(cluster, level, pool))
     return [line for line in lines if line.quota.limit is not None]
 
 
-def guarantor(cluster: Cluster, levels: Sequence[str], pool: str) -> str | None:
+def guarantor(cluster: Cluster, chain: Sequence[str], pool: str) -> str | None:
     """Return the level that reserves for a policy: itself, else the nearest department; None without any."""
-    return next((level for level in levels if reserving(cluster, level, pool)), None)
+    return next((level for level in chain if reserving(cluster, level, pool)), None)
 
 
 # In quota
@@ -134,26 +134,26 @@ def _nothing(line: PolicyLine, beyond: bool) -> int:
 
 
 def in_quota(
-    cluster: Cluster, levels: Sequence[str], pool: str, amount: int, guaranteed: bool, claimed: Claimed = _nothing
+    cluster: Cluster, chain: Sequence[str], pool: str, amount: int, non_preemptible: bool, claimed: Claimed = _nothing
 ) -> bool:
-    """Whether `amount` more stays within the reservation; `guaranteed`: of non-preemptible workloads alone (rule 2).
+    """Whether `amount` more stays within the reservation; `non_preemptible`: of such work alone (rule 2).
 
     A workload without GPUs is not in quota by that alone: its team needs a reservation that is not exceeded.
     """
     asked = False
-    nearest = guarantor(cluster, levels, pool)
-    for at, level in enumerate(levels):
-        if not guaranteed and level != nearest:
+    nearest = guarantor(cluster, chain, pool)
+    for at, level in enumerate(chain):
+        if not non_preemptible and level != nearest:
             continue  # what others borrow of its team's reservation is reclaimed
-        own = any(reserving(cluster, below, pool) for below in levels[:at])
+        own = any(reserving(cluster, below, pool) for below in chain[:at])
         for line in reserving(cluster, level, pool):
             asked = True
             counted = counts(cluster, line)
-            used = counted.guaranteed if guaranteed else counted.taken
+            used = counted.non_preemptible if non_preemptible else counted.taken
             if used + claimed(line, False) + amount > line.quota.reserved:
                 return False
-            promised = 0 if own or not guaranteed else _promised_below(cluster, level, line.quota)
-            used = (_beyond(cluster, line, guaranteed) if promised else 0) + claimed(line, True)
+            promised = 0 if own or not non_preemptible else _promised_below(cluster, level, line.quota)
+            used = (_beyond(cluster, line, non_preemptible) if promised else 0) + claimed(line, True)
             if promised and used + amount > max(0, line.quota.reserved - promised):
                 return False
     return asked
@@ -162,7 +162,7 @@ def in_quota(
 def _promised_below(cluster: Cluster, policy: str, quota: QuotaLine, above: tuple[str, ...] = ()) -> int:
     """Return what the nearest lines below a department reserve of one of its lines.
 
-    `above`: the levels between, for policies that are each other's departments.
+    `above`: the policies between, for policies that are each other's departments.
     """
     above = (*above, policy)
     total = 0
@@ -191,28 +191,28 @@ def _inside(pools: frozenset[str], others: frozenset[str]) -> bool:
     return not others or bool(pools and pools <= others)
 
 
-def _beyond(cluster: Cluster, line: PolicyLine, guaranteed: bool) -> int:
+def _beyond(cluster: Cluster, line: PolicyLine, non_preemptible: bool) -> int:
     """Return what a department's work uses of its line without having a line of its own below it."""
     total = 0
     for name in cluster.policies:
-        levels = cluster.levels(name)
-        if line.policy not in levels:
+        chain = cluster.chain(name)
+        if line.policy not in chain:
             continue
-        below = levels[: levels.index(line.policy)]
+        below = chain[: chain.index(line.policy)]
         for pool in line.quota.pools or tuple(cluster.pools):
             if not any(reserving(cluster, level, pool) for level in below):
                 counted = _count_own(cluster, name, pool)
-                total += counted.guaranteed if guaranteed else counted.taken
+                total += counted.non_preemptible if non_preemptible else counted.taken
     return total
 
 
-def quota_numbers(cluster: Cluster, levels: Sequence[str], pool: str, guaranteed: bool) -> tuple[int, int]:
+def quota_numbers(cluster: Cluster, chain: Sequence[str], pool: str, non_preemptible: bool) -> tuple[int, int]:
     """Return (reserved, used) of the tightest line that reserves in a pool."""
-    level = guarantor(cluster, levels, pool)
+    level = guarantor(cluster, chain, pool)
     if level is None:
-        return 0, in_pool(cluster, levels[0], pool)
+        return 0, in_pool(cluster, chain[0], pool)
     lines = [(line.quota, counts(cluster, line)) for line in reserving(cluster, level, pool)]
-    numbers = [(q.reserved, c.guaranteed if guaranteed else c.future, q.pools) for q, c in lines]
+    numbers = [(q.reserved, c.non_preemptible if non_preemptible else c.future, q.pools) for q, c in lines]
     reserved, used, _ = min(numbers, key=lambda n: (n[0] - n[1], n[2]))
     return reserved, used
 
@@ -220,9 +220,9 @@ def quota_numbers(cluster: Cluster, levels: Sequence[str], pool: str, guaranteed
 # Limits, capacity and static quotas
 
 
-def over_limit(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, in_future: bool) -> PolicyLine | None:
+def over_limit(cluster: Cluster, chain: Sequence[str], pool: str, amount: int, in_future: bool) -> PolicyLine | None:
     """Return the first line whose limit `amount` more would exceed; `in_future`: in the future only."""
-    for line in limiting(cluster, levels, pool):
+    for line in limiting(cluster, chain, pool):
         counted = counts(cluster, line)
         used = counted.future if in_future else max(counted.now, counted.future)
         if used + amount > (line.quota.limit or 0):
@@ -230,16 +230,16 @@ def over_limit(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, 
     return None
 
 
-def blocking(cluster: Cluster, levels: Sequence[str], pool: str, amount: int) -> list[PolicyLine]:
+def blocking(cluster: Cluster, chain: Sequence[str], pool: str, amount: int) -> list[PolicyLine]:
     """Return the lines whose limits `amount` more would exceed in the future."""
-    lines = limiting(cluster, levels, pool)
+    lines = limiting(cluster, chain, pool)
     return [line for line in lines if counts(cluster, line).future + amount > (line.quota.limit or 0)]
 
 
 def counts_on(cluster: Cluster, line: PolicyLine, allocation: Allocation) -> bool:
     """Whether an allocation counts on a line: its policy or a department of it has the line, which covers its pool."""
     pools = line.quota.pools or tuple(cluster.pools)
-    return line.policy in allocation.levels and allocation.amount_in(pools) > 0
+    return line.policy in allocation.chain and allocation.amount_in(pools) > 0
 
 
 def pool_usage(cluster: Cluster, pool: str, in_future: bool) -> int:
@@ -267,8 +267,8 @@ def kept_free(cluster: Cluster, kept: Sequence[tuple[str, int]]) -> int:
 
     A department and its teams keep the larger of what the department keeps and what its teams keep in sum.
     """
-    reached = {level for policy, _ in kept for level in cluster.levels(policy)}
-    return sum(_kept_within(cluster, name, kept) for name in reached if len(cluster.levels(name)) == 1)
+    reached = {level for policy, _ in kept for level in cluster.chain(policy)}
+    return sum(_kept_within(cluster, name, kept) for name in reached if len(cluster.chain(name)) == 1)
 
 
 def _kept_within(cluster: Cluster, policy: str, kept: Sequence[tuple[str, int]]) -> int:
@@ -285,7 +285,7 @@ def _kept_by(cluster: Cluster, line: PolicyLine, in_future: bool) -> int:
 
 def unused(cluster: Cluster, pool: str) -> int:
     """Return the milli-GPUs of a pool that reservations guarantee beyond what is used of them, now and later."""
-    return sum(_unused(cluster, name, pool) for name in cluster.policies if len(cluster.levels(name)) == 1)
+    return sum(_unused(cluster, name, pool) for name in cluster.policies if len(cluster.chain(name)) == 1)
 
 
 def _unused(cluster: Cluster, policy: str, pool: str) -> int:
@@ -296,7 +296,7 @@ def _unused(cluster: Cluster, policy: str, pool: str) -> int:
     return max(0, own, sum(_unused(cluster, name, pool) for name in teams))
 
 
-def static_quota(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, in_future: bool) -> PolicyLine | None:
+def static_quota(cluster: Cluster, chain: Sequence[str], pool: str, amount: int, in_future: bool) -> PolicyLine | None:
     """Return another team's static quota whose idle GPUs `amount` more would use.
 
     Also counted: static quotas whose pools lie within that line's. Those covering `pool` count fully; the others, this
@@ -304,7 +304,7 @@ def static_quota(cluster: Cluster, levels: Sequence[str], pool: str, amount: int
     """
     every = [PolicyLine(name, quota) for name in cluster.policies for quota in cluster.policies[name].quotas]
     kept = [(line, idle) for line in every if unlent(line) and (idle := _kept_by(cluster, line, in_future))]
-    covering = [(ln, idle) for ln, idle in kept if ln.quota.covers(pool) and ln.policy not in levels]
+    covering = [(ln, idle) for ln, idle in kept if ln.quota.covers(pool) and ln.policy not in chain]
     other_pools = [
         (ln, min(idle, _free_in(cluster, ln.quota.pools, in_future))) for ln, idle in kept if not ln.quota.covers(pool)
     ]
@@ -333,44 +333,44 @@ def _available(cluster: Cluster, pool: str, in_future: bool) -> int:
     return free if capacity is None else min(free, max(0, capacity - pool_usage(cluster, pool, in_future)))
 
 
-def allowed(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, in_future: bool = False) -> bool:
+def allowed(cluster: Cluster, chain: Sequence[str], pool: str, amount: int, in_future: bool = False) -> bool:
     """Whether limits, the pool's capacity and other teams' static quotas admit `amount` more."""
     if not amount:
         return True
-    if over_capacity(cluster, pool, amount, in_future) or over_limit(cluster, levels, pool, amount, in_future):
+    if over_capacity(cluster, pool, amount, in_future) or over_limit(cluster, chain, pool, amount, in_future):
         return False
-    now = in_future or static_quota(cluster, levels, pool, amount, False) is None
-    return now and static_quota(cluster, levels, pool, amount, True) is None
+    now = in_future or static_quota(cluster, chain, pool, amount, False) is None
+    return now and static_quota(cluster, chain, pool, amount, True) is None
 
 
 # Shares
 
 
-def over(cluster: Cluster, levels: Sequence[str], pool: str, request: Request = NOTHING) -> int:
+def over(cluster: Cluster, chain: Sequence[str], pool: str, request: Request = NOTHING) -> int:
     """Return how far a policy will be beyond its reservation in a pool, a request counted."""
-    level = levels[0]
-    more = request.amount if level in request.levels else 0
+    level = chain[0]
+    more = request.amount if level in request.chain else 0
     lines = reserving(cluster, level, pool)
     if lines:
         return max(0, max(counts(cluster, line).future + more - line.quota.reserved for line in lines))
     used = in_pool(cluster, level, pool) + more
-    above = guarantor(cluster, levels, pool)
-    return used if above is None else min(used, over(cluster, levels[levels.index(above) :], pool, request))
+    above = guarantor(cluster, chain, pool)
+    return used if above is None else min(used, over(cluster, chain[chain.index(above) :], pool, request))
 
 
 def shares(cluster: Cluster, policy: str, pool: str) -> tuple[int, ...]:
     """Return over-quota use and history per weight, of the departments from the top down, then of the policy."""
-    levels = cluster.levels(policy)
-    overs = [(cluster.policy(level), over(cluster, levels[at:], pool)) for at, level in enumerate(levels)]
+    chain = cluster.chain(policy)
+    overs = [(cluster.policy(level), over(cluster, chain[at:], pool)) for at, level in enumerate(chain)]
     return tuple(over_per_weight(beyond + known.history, known.weight) for known, beyond in reversed(overs))
 
 
 def teams(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Iterate over the levels of every policy that is no department."""
+    """Iterate over the chain of every policy that is no department."""
     parents = {policy.parent for policy in cluster.policies.values()}
     for name in cluster.policies:
         if name not in parents:
-            yield cluster.levels(name)
+            yield cluster.chain(name)
 
 
 def fair_share(cluster: Cluster, policy: str, pool: str, request: Request) -> int:
@@ -378,21 +378,21 @@ def fair_share(cluster: Cluster, policy: str, pool: str, request: Request) -> in
 
     That is its weight's part of the GPUs that are not used within a reservation.
     """
-    every = [(levels, over(cluster, levels, pool, request)) for levels in teams(cluster)]
-    asking = request.levels[0] if request.levels else policy
-    sharing = [levels[0] for levels, beyond in every if beyond > 0 or levels[0] in (policy, asking)]
+    every = [(chain, over(cluster, chain, pool, request)) for chain in teams(cluster)]
+    asking = request.chain[0] if request.chain else policy
+    sharing = [chain[0] for chain, beyond in every if beyond > 0 or chain[0] in (policy, asking)]
     weights = sum(WEIGHTS[cluster.policy(name).weight] for name in sharing)
     if not weights:
         return 0
-    used = {levels: in_pool(cluster, levels[0], pool) for levels, _ in every}
-    within = sum(used[ls] + (request.amount if ls[0] in request.levels else 0) - beyond for ls, beyond in every)
+    used = {chain: in_pool(cluster, chain[0], pool) for chain, _ in every}
+    within = sum(used[chain] + (request.amount if chain[0] in request.chain else 0) - beyond for chain, beyond in every)
     unreserved = max(0, cluster.total_gpus(pool) - within)
     return unreserved * WEIGHTS[cluster.policy(policy).weight] // weights
 
 
 def within_fair_share(cluster: Cluster, request: Request, pool: str) -> bool:
     """Whether a policy stays within its fair share with a request (which may straddle its reservation)."""
-    return over(cluster, request.levels, pool, request) <= fair_share(cluster, request.levels[0], pool, request)
+    return over(cluster, request.chain, pool, request) <= fair_share(cluster, request.chain[0], pool, request)
 
 
 def above(
@@ -402,10 +402,10 @@ def above(
 
     Every level from the victim up has to be, but by lines that only stand over both sides: there nothing changes.
     """
-    reserves = guarantor(cluster, request.levels, pool) or request.levels[0]
-    shared = request.levels[request.levels.index(reserves) + 1 :]
+    reserves = guarantor(cluster, request.chain, pool) or request.chain[0]
+    shared = request.chain[request.chain.index(reserves) + 1 :]
     at = victim.nearest(pool)
-    for level in victim.levels:
+    for level in victim.chain:
         lines = reserving(cluster, level, at)
         if level in shared:
             lines = [line for line in lines if not line.quota.covers(pool)]
@@ -417,12 +417,12 @@ def above(
 def _above(
     cluster: Cluster, line: PolicyLine, pool: str, request: Request, gone: Sequence[tuple[Allocation, int]]
 ) -> bool:
-    more = request.amount if line.policy in request.levels and line.quota.covers(pool) else 0
+    more = request.amount if line.policy in request.chain and line.quota.covers(pool) else 0
     return counts(cluster, line).future + more - counted_on(cluster, line, gone) > line.quota.reserved
 
 
 def counted_on(cluster: Cluster, line: PolicyLine, gone: Sequence[tuple[Allocation, int]]) -> int:
     """Return how much of what is gone counted on a line."""
     pools = line.quota.pools or tuple(cluster.pools)
-    mine = [(allocation, amount) for allocation, amount in gone if line.policy in allocation.levels and amount]
+    mine = [(allocation, amount) for allocation, amount in gone if line.policy in allocation.chain and amount]
     return sum(amount * allocation.amount_in(pools) // allocation.amount for allocation, amount in mine)

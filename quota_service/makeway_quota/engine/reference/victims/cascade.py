@@ -44,25 +44,25 @@ def _evicts(cluster: Cluster, victim: Workload, exists: Exists) -> Return:
     """Return how a victim would evict others; where it could in quota and over quota, in quota."""
     if closed(cluster, victim) is not None or is_patient(cluster, victim):
         return "none"
-    need, levels = cluster.need(victim), cluster.levels(victim.policy)
+    need, chain = cluster.need(victim), cluster.chain(victim.policy)
     right_in = {pool: _rights(cluster, victim, pool) for pool in cluster.pools_of(victim)}
     for pool in right_in:
-        able = in_quota(cluster, levels, pool, need.total, victim.non_preemptible) or may_borrow(cluster, victim)
+        able = in_quota(cluster, chain, pool, need.total, victim.non_preemptible) or may_borrow(cluster, victim)
         room = count_workers(cluster, pool, need, True) >= need.min_workers
-        if able and room and allowed(cluster, levels, pool, need.total, True):
+        if able and room and allowed(cluster, chain, pool, need.total, True):
             return "none"
     ways = {
         "in_quota" if "reservation" in rights else "others"
         for pool, all_rights in right_in.items()
         for rights in all_rights
-        if exists(Preemptor(cluster, victim, need, levels, pool, rights))
+        if exists(Preemptor(cluster, victim, need, chain, pool, rights))
     }
     return "in_quota" if "in_quota" in ways else "others" if ways else "none"
 
 
 def _rights(cluster: Cluster, workload: Workload, pool: str) -> list[Rights]:
-    need, levels = cluster.need(workload), cluster.levels(workload.policy)
-    quota = in_quota(cluster, levels, pool, need.total, workload.non_preemptible)
+    need, chain = cluster.need(workload), cluster.chain(workload.policy)
+    quota = in_quota(cluster, chain, pool, need.total, workload.non_preemptible)
     if not need.total or not (quota or may_borrow(cluster, workload)):
         return []
     return rights_of(cluster, workload, need, pool, quota)
@@ -74,9 +74,9 @@ def may_cascade(p: Preemptor, evicted: Victims, victim: Allocation) -> bool:
     if not victim.need.total or settings.fair_share == "reclaim":
         return bool(victim.need.total)
     pools = cluster.pools_of(workload)
-    limited = any(limiting(cluster, victim.levels, pool) for pool in pools)  # candidates may run in other pools then
+    limited = any(limiting(cluster, victim.chain, pool) for pool in pools)  # candidates may run in other pools then
     pools = pools if limited else tuple(other for pool in pools for other in (pool, *cluster.pools_beside(pool)))
-    mine = [a for a in cluster.running.values() if a.levels[0] == victim.levels[0] and a.amount]
+    mine = [a for a in cluster.running.values() if a.chain[0] == victim.chain[0] and a.amount]
     team = [a for a in mine if limited or a.amount_in(pools)]
     lower = [
         a for a in team if not a.workload.non_preemptible and cluster.priority(a.workload) < cluster.priority(workload)
@@ -85,5 +85,5 @@ def may_cascade(p: Preemptor, evicted: Victims, victim: Allocation) -> bool:
     if (lower or below) and settings.in_team_preemption:
         return True
     trial = without(cluster, evicted, released=True)
-    trial.nominations[p.workload.id] = Allocation(p.workload, p.need, p.pool, (), p.need.total, p.levels)
-    return any(in_quota(trial, victim.levels, pool, victim.need.total, False) for pool in pools)
+    trial.nominations[p.workload.id] = Allocation(p.workload, p.need, p.pool, (), p.need.total, p.chain)
+    return any(in_quota(trial, victim.chain, pool, victim.need.total, False) for pool in pools)

@@ -52,7 +52,7 @@ def consolidate(p: Preemptor) -> Rearrangement | None:
     cluster, pool = p.cluster, p.cluster.pools[p.pool]
     if not (cluster.settings.consolidation and pool.consolidation):
         return None
-    if cluster.free_gpus(p.pool, False) < p.need.total or not allowed(cluster, p.levels, p.pool, p.need.total, True):
+    if cluster.free_gpus(p.pool, False) < p.need.total or not allowed(cluster, p.chain, p.pool, p.need.total, True):
         return None
     nodes = [name for name in cluster.nodes_of(p.pool) if cluster.suits(name, p.need)]
     options = [option for name in nodes if (option := _option(p, name, ())) is not None]

@@ -18,7 +18,7 @@ from .victims import (
     Preemptor,
     Victims,
     candidates,
-    entitled,
+    has_right,
     here_or_beside,
     items,
     legal_order,
@@ -43,34 +43,38 @@ class Choice:
 
     victims: Victims
     parts: tuple[Part, ...]
-    cascades: bool = False
+    victim_returns: bool = False
     """Whether a victim could return at once by evicting another workload, as in every other set that was examined."""
 
 
-def select(p: Preemptor, cascades: bool = True) -> Choice | None:
+def select(p: Preemptor, check_returns: bool = True) -> Choice | None:
     """Return the best legal victim set, or None if no legal set makes the preemptor fit."""
     able = candidates(p)
     if not able or not _could_fit(p, able):
         return None
-    unlimited = allowed(p.cluster, p.levels, p.pool, p.need.total, True)
-    if unlimited and p.need.min_workers == 1 and (choice := _first(p, _on_one_node(p, able), cascades)) is not None:
+    unlimited = allowed(p.cluster, p.chain, p.pool, p.need.total, True)
+    if (
+        unlimited
+        and p.need.min_workers == 1
+        and (choice := _first(p, _on_one_node(p, able), check_returns)) is not None
+    ):
         return choice
     if _combinations(p, able) <= MAX_COMBINATIONS:
-        return _first(p, _in_order(p, _all_sets(p, able), lambda s: fits(p, s)), cascades)
+        return _first(p, _in_order(p, _all_sets(p, able), lambda s: fits(p, s)), check_returns)
     greedy = _for_a_gang(p, able) if unlimited and p.need.min_workers > 1 else None
     victims = greedy or _step_by_step(p, able)
-    return _first(p, iter((victims,)), cascades) if victims else None
+    return _first(p, iter((victims,)), check_returns) if victims else None
 
 
-def _choice(p: Preemptor, victims: Victims, cascades: bool) -> Choice:
-    return Choice(victims, find(without(p.cluster, victims), p.pool, p.need, True), cascades)
+def _choice(p: Preemptor, victims: Victims, victim_returns: bool) -> Choice:
+    return Choice(victims, find(without(p.cluster, victims), p.pool, p.need, True), victim_returns)
 
 
 def fits(p: Preemptor, victims: Iterable[Member]) -> bool:
     """Whether the preemptor has a placement in the future without these victims."""
     trial = without(p.cluster, victims)
     room = count_workers(trial, p.pool, p.need, True) >= p.need.min_workers
-    return room and allowed(trial, p.levels, p.pool, p.need.total, True)
+    return room and allowed(trial, p.chain, p.pool, p.need.total, True)
 
 
 def _could_fit(p: Preemptor, able: Sequence[Allocation]) -> bool:
@@ -78,17 +82,17 @@ def _could_fit(p: Preemptor, able: Sequence[Allocation]) -> bool:
     return count_workers(trial, p.pool, p.need, True) >= p.need.min_workers
 
 
-def _first(p: Preemptor, sets: Iterator[Victims], cascades: bool) -> Choice | None:
+def _first(p: Preemptor, sets: Iterator[Victims], check_returns: bool) -> Choice | None:
     """Return the first set without a member that could return at once by evicting another workload (rule 5.4 a).
 
     If each examined set has one, the first set; over quota no set with a member that could return in quota, or only by
-    evicting what it made way for. Without `cascades`, nothing is examined.
+    evicting what it made way for. Without `check_returns`, nothing is examined.
     """
     first: Victims | None = None
     for examined, victims in enumerate(sets):
         if examined >= MAX_CASCADE_CHECKS:
             break
-        back = _returns(p, victims) if cascades else "none"
+        back = _returns(p, victims) if check_returns else "none"
         if back == "none":
             return _choice(p, victims, False)
         if first is None and not (back in REPEATS and p.over_quota):
@@ -112,7 +116,7 @@ def _returns(p: Preemptor, victims: Victims) -> Return:
 
 
 def _exists(p: Preemptor) -> bool:
-    return select(p, cascades=False) is not None
+    return select(p, check_returns=False) is not None
 
 
 # All sets of some candidates
@@ -146,13 +150,13 @@ def _all_sets(p: Preemptor, able: Iterable[Allocation], node: str | None = None)
 def _in_order(p: Preemptor, sets: Iterable[Victims], enough: Test) -> Iterator[Victims]:
     """Iterate over the minimal sets that are enough and legal, the best first."""
     for victims in sorted(sets, key=lambda s: set_key(p, s)):
-        if enough(victims) and not any(enough(less) for less in _spared(p, victims)):
+        if enough(victims) and not any(enough(less) for less in _one_less(p, victims)):
             legal = legal_order(p, victims)
             if legal is not None:
                 yield legal
 
 
-def _spared(p: Preemptor, victims: Sequence[Member]) -> Iterator[Victims]:
+def _one_less(p: Preemptor, victims: Sequence[Member]) -> Iterator[Victims]:
     """Iterate over the sets with one member less, or with one worker less given up."""
     for at, member in enumerate(victims):
         others = (*victims[:at], *victims[at + 1 :])
@@ -182,7 +186,7 @@ def _on_one_node(p: Preemptor, able: Sequence[Allocation]) -> Iterator[Victims]:
             sets += _on_node(p, node, here, 1, ())
     unique = {frozenset((m.allocation.id, m.gone) for m in victims): victims for victims in sets}
     ordered = sorted(unique.values(), key=lambda s: set_key(p, s))
-    return (s for s in ordered if not any(fits(p, less) for less in _spared(p, s)))  # less may do on another node
+    return (s for s in ordered if not any(fits(p, less) for less in _one_less(p, s)))  # less may do on another node
 
 
 def _on_node(p: Preemptor, node: str, here: Sequence[Allocation], workers: int, chosen: Victims) -> list[Victims]:
@@ -193,7 +197,7 @@ def _on_node(p: Preemptor, node: str, here: Sequence[Allocation], workers: int, 
         return room_on(p, node, free, (*chosen, *victims)) >= workers and (
             bool(chosen)
             or p.need.min_workers > 1
-            or allowed(without(p.cluster, victims), p.levels, p.pool, p.need.total, True)
+            or allowed(without(p.cluster, victims), p.chain, p.pool, p.need.total, True)
         )
 
     if not enough([stopped(a) for a in here]) and room_on(p, node, free, _everything(here, chosen)) < workers:
@@ -297,7 +301,7 @@ def _legal_next(
     """Return what is gone once a candidate gives up these amounts one by one; None if one of them is not legal."""
     after = list(gone)
     for amount in amounts:
-        if not entitled(p, victim, after):
+        if not has_right(p, victim, after):
             return None
         after.append((victim, amount))
     return after
@@ -306,7 +310,7 @@ def _legal_next(
 def _counts_on_limit(p: Preemptor, victims: Victims, unit: Member) -> bool:
     """Whether an eviction helps while a limit is in the way: only those that count on the limit do."""
     trial = without(p.cluster, victims)
-    line = over_limit(trial, p.levels, p.pool, p.need.total, True) if limiting(trial, p.levels, p.pool) else None
+    line = over_limit(trial, p.chain, p.pool, p.need.total, True) if limiting(trial, p.chain, p.pool) else None
     return line is None or counts_on(p.cluster, line, unit.allocation)
 
 

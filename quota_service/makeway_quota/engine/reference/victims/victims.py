@@ -12,8 +12,8 @@ from ..state.cluster import Allocation, Cluster, Part
 from ..state.queues import Key, rank
 from ..state.quota import Request, above, blocking, counts_on, fair_share, over, over_limit, shares, within_fair_share
 
-Right = Literal["reservation", "own_policy", "own_team", "fair_share"]
-"""A rule by which a workload may evict others: 5.1, 5.1 for its own policy, 5.7 and 5.9."""
+Right = Literal["reservation", "own_team_any_priority", "own_team", "fair_share"]
+"""A rule by which a workload may be evicted: 5.1, 5.1 by non-preemptible work of its own team, 5.7 and 5.9."""
 Rights = tuple[Right, ...]
 
 
@@ -27,7 +27,7 @@ class Preemptor:
     cluster: Cluster
     workload: Workload
     need: Need
-    levels: tuple[str, ...]
+    chain: tuple[str, ...]
     pool: str
     rights: Rights
     withdraws: bool = False
@@ -44,7 +44,7 @@ class Preemptor:
     @property
     def request(self) -> Request:
         """Return the request as it is charged to quotas."""
-        return Request(self.levels, self.need.total)
+        return Request(self.chain, self.need.total)
 
 
 class Member(NamedTuple):
@@ -121,16 +121,16 @@ def rights_of(cluster: Cluster, workload: Workload, need: Need, pool: str, in_qu
 
     In quota, borrowers leave before lower priorities of its own team; over quota, all rights are compared together.
     """
-    settings, levels = cluster.settings, cluster.levels(workload.policy)
+    settings, chain = cluster.settings, cluster.chain(workload.policy)
     own: Rights = ()
     if workload.kind == "job" and settings.in_team_preemption and not workload.non_preemptible:
         own = ("own_team",)
     if in_quota:
         return [("reservation",), ("reservation", *own)] if own else [("reservation",)]
-    unlimited = over_limit(cluster, levels, pool, need.total, True) is None
+    unlimited = over_limit(cluster, chain, pool, need.total, True) is None
     fair = unlimited and settings.fair_share == "reclaim"
     shared: Rights = ()
-    if fair and within_fair_share(cluster, Request(levels, need.total), pool):
+    if fair and within_fair_share(cluster, Request(chain, need.total), pool):
         shared = ("fair_share",)
     return [(*own, *shared)] if own or shared else []
 
@@ -140,7 +140,7 @@ def rights_of(cluster: Cluster, workload: Workload, need: Need, pool: str, in_qu
 
 def candidates(p: Preemptor) -> list[Allocation]:
     """Return the workloads that the preemptor could evict before any eviction, least protected first."""
-    lines, shortages = blocking(p.cluster, p.levels, p.pool, p.need.total), shortages_of(p)
+    lines, shortages = blocking(p.cluster, p.chain, p.pool, p.need.total), shortages_of(p)
     able = [
         a
         for a in p.cluster.preemptible()
@@ -148,7 +148,7 @@ def candidates(p: Preemptor) -> list[Allocation]:
         or any(counts_on(p.cluster, line, a) for line in lines)
         or any(_holds_beside(p.cluster, a, *shortage) for shortage in shortages)
     ]
-    able = [a for a in able if _may_evict(p, a) and entitled(p, a, ())]
+    able = [a for a in able if _may_evict(p, a) and has_right(p, a, ())]
     return sorted(able, key=lambda a: order(p, a))
 
 
@@ -230,35 +230,37 @@ def _ranks_below(p: Preemptor, victim: Workload) -> bool:
     return ranks[0] >= ranks[1]
 
 
-def entitled(p: Preemptor, victim: Allocation, gone: Sequence[tuple[Allocation, int]]) -> bool:
+def has_right(p: Preemptor, victim: Allocation, gone: Sequence[tuple[Allocation, int]]) -> bool:
     """Whether the preemptor may evict a victim by any of its rights, with those in `gone` left out."""
-    if always_entitled(p, victim) or ("fair_share" in p.rights and _above_fair_share(p, victim, gone)):
+    if always_has_right(p, victim) or ("fair_share" in p.rights and _above_fair_share(p, victim, gone)):
         return True
     return "reservation" in p.rights and above(p.cluster, victim, p.pool, p.request, gone)
 
 
-def always_entitled(p: Preemptor, victim: Allocation) -> bool:
+def always_has_right(p: Preemptor, victim: Allocation) -> bool:
     """Whether the preemptor may evict a victim whatever its policy uses."""
     if not victim.amount:
         return True
-    own = victim.levels[0] == p.levels[0]
-    return own and ("own_policy" in p.rights or ("own_team" in p.rights and _ranks_below(p, victim.workload)))
+    own = victim.chain[0] == p.chain[0]
+    return own and (
+        "own_team_any_priority" in p.rights or ("own_team" in p.rights and _ranks_below(p, victim.workload))
+    )
 
 
 def right_over(p: Preemptor, victim: Allocation) -> Right:
     """Return the right by which a victim is evicted."""
-    if victim.amount and always_entitled(p, victim):
-        return "own_policy" if "own_policy" in p.rights else "own_team"
+    if victim.amount and always_has_right(p, victim):
+        return "own_team_any_priority" if "own_team_any_priority" in p.rights else "own_team"
     return "reservation" if "reservation" in p.rights else "fair_share"
 
 
 def _above_fair_share(p: Preemptor, victim: Allocation, gone: Sequence[tuple[Allocation, int]]) -> bool:
-    name = victim.levels[0]
-    if name == p.levels[0] or p.pool not in victim.pools:
+    name = victim.chain[0]
+    if name == p.chain[0] or p.pool not in victim.pools:
         return False  # a fair share is one of the GPUs of a pool
     fair = p.fair.setdefault(name, fair_share(p.cluster, name, p.pool, p.request))
-    less = sum(amount for allocation, amount in gone if name in allocation.levels)
-    return over(p.cluster, victim.levels, p.pool, p.request) - less > fair
+    less = sum(amount for allocation, amount in gone if name in allocation.chain)
+    return over(p.cluster, victim.chain, p.pool, p.request) - less > fair
 
 
 def legal_order(p: Preemptor, victims: Sequence[Member]) -> Victims | None:
@@ -271,7 +273,7 @@ def legal_order(p: Preemptor, victims: Sequence[Member]) -> Victims | None:
     rest = sorted(
         (
             member.kind >= 0,
-            always_entitled(p, member.allocation),
+            always_has_right(p, member.allocation),
             amount,
             block,
             order(p, member.allocation),
@@ -283,7 +285,7 @@ def legal_order(p: Preemptor, victims: Sequence[Member]) -> Victims | None:
     gone: list[tuple[Allocation, int]] = []
     done: list[int] = []
     for _ in range(len(rest)):
-        following = next((item for item in rest if entitled(p, victims[item[5]].allocation, gone)), None)
+        following = next((item for item in rest if has_right(p, victims[item[5]].allocation, gone)), None)
         if following is None:
             return None
         rest.remove(following)

@@ -18,8 +18,8 @@ from ...snapshot import STARTING, Workload
 from ..fair_share import fair_over
 from ..order import rank_in_profile
 
-Right = Literal["reservation", "own_policy", "own_team", "fair_share"]
-"""A rule by which a workload may be evicted: 5.1, 5.1 (non-preemptible work of the same policy), 5.7 and 5.9."""
+Right = Literal["reservation", "own_team_any_priority", "own_team", "fair_share"]
+"""A rule by which a workload may be evicted: 5.1, 5.1 by non-preemptible work of its own team, 5.7 and 5.9."""
 Rights = tuple[Right, ...]
 BORROWERS_FIRST: Rights = ("reservation", "own_team")
 """The rights of a job in quota where no borrower can leave without other workloads of its own team."""
@@ -57,7 +57,7 @@ class Preemptor:
     """Policy to the milli-GPUs of the victims chosen so far."""
     gone_on: dict[LineState, int] = field(default_factory=dict)
     """The same by the lines that count them."""
-    _entitled_first: dict[tuple[str, str], bool] = field(default_factory=dict)
+    _right_at_first: dict[tuple[str, str], bool] = field(default_factory=dict)
     """Policy and pool to whether all its work there is a candidate before any victim is chosen."""
     _beyond: dict[str, list[LineState]] | None = None
     _fair: dict[Account, int] = field(default_factory=dict)
@@ -324,31 +324,31 @@ class Preemptor:
 
     def may_evict_now(self, allocation: Allocation) -> bool:
         """Whether a candidate may be evicted after the victims chosen so far."""
-        if (self.rights not in ONLY_ABOVE or not allocation.amount) and self.always_entitled(allocation):
+        if (self.rights not in ONLY_ABOVE or not allocation.amount) and self.always_has_right(allocation):
             return True
         pool = self.nearest(allocation) if allocation.shares else allocation.pool.pool.name
-        return self.entitled(self.cluster.account(allocation.workload), pool)
+        return self.has_right(self.cluster.account(allocation.workload), pool)
 
-    def always_entitled(self, allocation: Allocation) -> bool:
+    def always_has_right(self, allocation: Allocation) -> bool:
         """Whether a candidate may be evicted whatever its policy uses."""
         if not allocation.amount:
             return True
         if self.rights in ONLY_ABOVE:
             return False
-        own = allocation.workload.policy == self.workload.policy
-        return own and (
-            "own_policy" in self.rights or ("own_team" in self.rights and self._ranks_below(allocation.workload))
-        )
+        if allocation.workload.policy != self.workload.policy:
+            return False
+        any_priority = "own_team_any_priority" in self.rights
+        return any_priority or ("own_team" in self.rights and self._ranks_below(allocation.workload))
 
     def right_over(self, allocation: Allocation) -> Right:
         """Return the right by which a victim is evicted."""
-        if allocation.amount and self.always_entitled(allocation):
-            return "own_policy" if "own_policy" in self.rights else "own_team"
+        if allocation.amount and self.always_has_right(allocation):
+            return "own_team_any_priority" if "own_team_any_priority" in self.rights else "own_team"
         return "reservation" if "reservation" in self.rights else "fair_share"
 
-    def entitled(self, account: Account, pool: str) -> bool:
+    def has_right(self, account: Account, pool: str) -> bool:
         """Whether all work of a policy in a pool may be evicted after the victims chosen so far."""
-        if "own_policy" in self.rights and account is self.account:
+        if "own_team_any_priority" in self.rights and account is self.account:
             return True
         own_pool = self.pool.pool.name
         if "fair_share" in self.rights:  # of the GPUs of one pool
@@ -381,14 +381,14 @@ class Preemptor:
         return self.is_candidate_policy(team) if isinstance(team, str) else self.is_candidate_policy(team[1], team[0])
 
     def _all_are_candidates(self, name: str, pool: str) -> bool:
-        """Whether a policy is entitled to nothing of what it uses in a pool, before any victim is chosen."""
-        known = self._entitled_first.get((name, pool))
+        """Whether all work of a policy in a pool may be evicted, before any victim is chosen."""
+        known = self._right_at_first.get((name, pool))
         if known is None:
             if name == WITHOUT_GPUS:
                 known = bool(self._without_gpus())
             else:
-                known = self.entitled(self.cluster.ledger.account(name), pool)
-            self._entitled_first[name, pool] = known
+                known = self.has_right(self.cluster.ledger.account(name), pool)
+            self._right_at_first[name, pool] = known
         return known
 
     def _above_fair_share(self, account: Account) -> bool:

@@ -215,7 +215,7 @@ class _Item(NamedTuple):
 
 
 def in_legal_order(preemptor: Preemptor, victims: Victims) -> Victims | None:
-    """Return a set in an order in which each member is entitled to be evicted, smallest first; None if illegal."""
+    """Return a set in an order in which each member may be evicted, smallest first; None if there is none."""
     if len(victims) == 1 and not extra_workers(victims[0].allocation):
         return victims if preemptor.may_evict_now(victims[0].allocation) else None
     items = sorted(item for victim in victims for item in items_of(preemptor, victim))
@@ -252,7 +252,7 @@ def _by_last(items: Sequence[_Item]) -> Victims:
 def items_of(preemptor: Preemptor, victim: Victim) -> Iterator[_Item]:
     """Return the units of a victim, smallest first."""
     allocation, order = victim.allocation, preemptor.order(victim.allocation)
-    always = not allocation.amount if preemptor.rights in ONLY_ABOVE else preemptor.always_entitled(allocation)
+    always = not allocation.amount if preemptor.rights in ONLY_ABOVE else preemptor.always_has_right(allocation)
     per_worker = allocation.need.gpus
     if victim.kind == SHRINK:
         more = len(victim.gone) - 1  # those that cannot stay leave with the first
