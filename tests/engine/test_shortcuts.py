@@ -11,7 +11,7 @@ from engine.histories import HISTORIES, happen, random_world
 from makeway_quota.engine import GPU, Placed, schedule
 from makeway_quota.engine.cycle import rounds
 from makeway_quota.engine.index.cluster import Cluster
-from makeway_quota.engine.index.nodes import Allocation, NodeState, Part
+from makeway_quota.engine.index.nodes import Allocation, NodeState, WorkerPlacement
 from makeway_quota.engine.request import Need
 from makeway_quota.engine.rules import consolidation, hold
 from makeway_quota.engine.rules.victims import ranking as victim_ranking
@@ -80,7 +80,7 @@ def test_another_round_would_decide_nothing(start: int, monkeypatch: pytest.Monk
 @pytest.mark.covers("F17")
 @pytest.mark.parametrize("start", range(20))
 def test_whole_devices_are_held_as_any_others(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_by_one(part: Part, need: Need, sign: int) -> None:
+    def one_by_one(part: WorkerPlacement, need: Need, sign: int) -> None:
         part.node.shift(part, need, 0, sign, for_a_while=True)
 
     compare(start, hold, "_shift", one_by_one, monkeypatch)

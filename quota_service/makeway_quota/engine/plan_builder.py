@@ -10,7 +10,7 @@ from .index.cluster_state import ClusterState
 from .index.devices import devices_of
 from .index.hosts import shortage_on
 from .index.ledger import Account
-from .index.nodes import Allocation, NodeState, Part, PoolState, placement_of
+from .index.nodes import Allocation, NodeState, PoolState, WorkerPlacement, placement_of
 from .index.pending import Pending, PendingGroup
 from .index.queues import Queue
 from .plan import Demand, Evict, Fact, Facts, Move, Number, Plan, Refusal, Scale, Start, Waiting
@@ -275,7 +275,7 @@ class PlanBuilder:
         self.moved.pop(workload.id, None)
         self.progress.decisions += 1
 
-    def keep_workers(self, allocation: Allocation, parts: tuple[Part, ...]) -> None:
+    def keep_workers(self, allocation: Allocation, parts: tuple[WorkerPlacement, ...]) -> None:
         """Record that a gang that shrinks goes on with these parts."""
         move = self.moved[allocation.workload.id]
         facts = (*move.facts[:-1], _goes_on(len(parts), len(move.source)))
@@ -285,7 +285,7 @@ class PlanBuilder:
         self.progress.decisions += 1
 
     def _in_the_way(
-        self, workload: Workload, parts: Sequence[Part], victims: Sequence[Allocation]
+        self, workload: Workload, parts: Sequence[WorkerPlacement], victims: Sequence[Allocation]
     ) -> tuple[list[str], float]:
         """Return the workloads that have to terminate first, and the time by which they are gone."""
         leaving = {t.workload.id: t for t in victims}
@@ -386,7 +386,7 @@ def stuck_in(cluster: ClusterState, pool: PoolState) -> tuple[Facts, int]:
     return tuple(facts), amount
 
 
-def _outliving(cluster: ClusterState, part: Part) -> list[Terminating]:
+def _outliving(cluster: ClusterState, part: WorkerPlacement) -> list[Terminating]:
     """Return what ended attempts still hold of a part's devices, without what is stuck."""
     node = part.node.node
     devices = {devices_of(node)[at] for at in part.devices}
@@ -394,7 +394,7 @@ def _outliving(cluster: ClusterState, part: Part) -> list[Terminating]:
     return [pod for pod in ending if not devices.isdisjoint(pod.devices) or not part.devices]
 
 
-def _touches(allocation: Allocation, part: Part) -> bool:
+def _touches(allocation: Allocation, part: WorkerPlacement) -> bool:
     for other in allocation.parts:
         if other.node is part.node and (not part.devices or not set(part.devices).isdisjoint(other.devices)):
             return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..index.cluster import Cluster
-from ..index.nodes import Allocation, Part, PoolState
+from ..index.nodes import Allocation, PoolState, WorkerPlacement
 from ..index.queues import Queue
 from ..placement.fit import allowed, enough, find
 from ..plan_builder import PlanBuilder
@@ -26,7 +26,7 @@ def try_start(
     queue: Queue,
     workload: Workload,
     pool: PoolState,
-    nominated: tuple[Part, ...],
+    nominated: tuple[WorkerPlacement, ...],
     in_quota: bool,
 ) -> bool:
     """Start a workload in a pool if it fits there now, on its nominated GPUs where these are in that pool."""
@@ -46,7 +46,9 @@ def try_start(
     return True
 
 
-def _start(builder: PlanBuilder, queue: Queue, workload: Workload, parts: tuple[Part, ...], in_quota: bool) -> None:
+def _start(
+    builder: PlanBuilder, queue: Queue, workload: Workload, parts: tuple[WorkerPlacement, ...], in_quota: bool
+) -> None:
     builder.start(workload, builder.cluster.start(workload, queue.need, parts), in_quota)
     builder.came_from[workload.id] = queue
 
@@ -56,7 +58,7 @@ def start_beside_hold(
     queue: Queue,
     workload: Workload,
     pool: PoolState,
-    nominated: tuple[Part, ...],
+    nominated: tuple[WorkerPlacement, ...],
     over_quota: bool,
 ) -> bool:
     """Start a workload if it fits now; over quota, it must not delay the workload that GPUs are held for."""
@@ -75,7 +77,7 @@ def start_beside_hold(
     return done
 
 
-def is_still_free(parts: tuple[Part, ...], queue: Queue) -> bool:
+def is_still_free(parts: tuple[WorkerPlacement, ...], queue: Queue) -> bool:
     """Whether the placement of a nomination is free by now, on nodes that are up."""
     if not parts or False in [part.node.usable for part in parts]:
         return False
@@ -106,7 +108,7 @@ def try_nominate(
     queue: Queue,
     workload: Workload,
     pools: Iterable[PoolState],
-    nominated: tuple[Part, ...],
+    nominated: tuple[WorkerPlacement, ...],
     over_quota: bool,
 ) -> bool:
     """Nominate GPUs that are about to be free: those of the old nomination, or for work in quota any."""

@@ -6,7 +6,7 @@ Called at the beginning of the rounds of a cycle, before any other workload is s
 from __future__ import annotations
 
 from ..index.cluster import Cluster
-from ..index.nodes import Allocation, Part
+from ..index.nodes import Allocation, WorkerPlacement
 from ..index.queues import Queue
 from ..placement.fit import enough
 from ..plan_builder import PlanBuilder
@@ -66,7 +66,7 @@ def _start(
     builder: PlanBuilder,
     queue: Queue,
     workload: Workload,
-    nominated: tuple[Part, ...],
+    nominated: tuple[WorkerPlacement, ...],
     over_quota: bool,
 ) -> bool:
     in_quota = [

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..index.cluster import Cluster
-from ..index.nodes import Allocation, Part, PoolState
+from ..index.nodes import Allocation, PoolState, WorkerPlacement
 from ..index.nominations import fits_later
 from ..index.queues import PendingQueues, Queue, cannot_start_at_all
 from ..placement.fit import allowed, find
@@ -82,7 +82,7 @@ def _relocated(builder: PlanBuilder, queue: Queue, workload: Workload, preemptor
 
 def _room(
     cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState, in_future: bool | None = None
-) -> tuple[Part, ...]:
+) -> tuple[WorkerPlacement, ...]:
     """Return where a victim could start now, its old devices not counted, or go on beside workers that stay.
 
     Empty if it could do neither. With `in_future`, also where it could start once all that terminates is gone; None:
@@ -96,14 +96,14 @@ def _room(
     return find(pool, queue.need, True) if in_future else ()
 
 
-def _beside_workers_that_stay(cluster: Cluster, workload: Workload, pool: PoolState) -> tuple[Part, ...]:
+def _beside_workers_that_stay(cluster: Cluster, workload: Workload, pool: PoolState) -> tuple[WorkerPlacement, ...]:
     """Return where a gang could go on with workers whose devices nothing else gets, and others on free devices.
 
     At least one worker moves, else it would not have to leave; empty if there is no room for those that move.
     """
     gang = cluster.allocations[workload.id]
     need = gang.need
-    kept: list[Part] = []
+    kept: list[WorkerPlacement] = []
     for part in sorted(gang.parts, key=lambda item: item.worker) if gang.pool is pool and not gang.fixed else ():
         if len(kept) < need.min_workers - 1 and stays(gang, part) and fits_later([*kept, part], need):
             kept.append(part)
@@ -122,7 +122,7 @@ class _Later(NamedTuple):
     """Starts of this plan that come after a victim in the order, and where it has room without them."""
 
     starts: list[Allocation]
-    parts: tuple[Part, ...]
+    parts: tuple[WorkerPlacement, ...]
 
 
 def _later_starts(
@@ -151,7 +151,7 @@ def _later_starts(
             if (in_quota and not over_quota and theirs > mine) or (not in_quota and (not over_quota or theirs > mine)):
                 later.append((theirs, start))
 
-    def room_without(starts: Iterable[Allocation]) -> tuple[Part, ...]:
+    def room_without(starts: Iterable[Allocation]) -> tuple[WorkerPlacement, ...]:
         with _Withdrawn(cluster, starts):
             return _room(cluster, queue, workload, pool, leaving or not over_quota)
 
@@ -213,7 +213,7 @@ class _Withdrawn:
             self.cluster.start_again(start)
 
 
-def _move(builder: PlanBuilder, queue: Queue, workload: Workload, parts: tuple[Part, ...]) -> None:
+def _move(builder: PlanBuilder, queue: Queue, workload: Workload, parts: tuple[WorkerPlacement, ...]) -> None:
     """Record that a victim moves to these parts."""
     cluster, victim = builder.cluster, builder.evicted.pop(workload.id)
     cluster.nominate(workload, queue.need, parts)

@@ -6,7 +6,7 @@ Called for every class by the rounds of the admission cycle (rounds.py).
 from __future__ import annotations
 
 from ..index.cluster import Cluster
-from ..index.nodes import Part, PoolState
+from ..index.nodes import PoolState, WorkerPlacement
 from ..index.queues import Queue
 from ..plan_builder import PlanBuilder
 from ..rules.order import QueueHeads, key
@@ -98,12 +98,12 @@ def _queue_again(heads: QueueHeads, builder: PlanBuilder, waiting: list[Queue]) 
             heads.enter_again(back, owner)
 
 
-def _kept_elsewhere(queue: Queue, nominated: tuple[Part, ...], startable_pools: list[PoolState]) -> bool:
+def _kept_elsewhere(queue: Queue, nominated: tuple[WorkerPlacement, ...], startable_pools: list[PoolState]) -> bool:
     """Whether a workload is nominated over quota in another pool: then nothing is evicted for it."""
     return bool(nominated) and queue.borrows and not any(nominated[0].node.pool is pool for pool in startable_pools)
 
 
-def nomination_outlives_quota(queue: Queue, nominated: tuple[Part, ...], pool: PoolState) -> bool:
+def nomination_outlives_quota(queue: Queue, nominated: tuple[WorkerPlacement, ...], pool: PoolState) -> bool:
     """Whether a nomination in a pool stays valid although the reservation is used up.
 
     True for work that may not run over quota: other teams of its department may have used the department's

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, permutations
 
 from ..index.cluster import Cluster
-from ..index.nodes import Allocation, NodeState, Part, PoolState, placement_of
+from ..index.nodes import Allocation, NodeState, PoolState, WorkerPlacement, placement_of
 from ..index.nominations import fits_later
 from ..index.queues import Queue
 from ..placement.fit import allowed, find, static_quota
@@ -28,7 +28,7 @@ _MAX_PERMUTED = 3
 """Up to so many nominations are placed again in every order."""
 _MAX_PLACED = 64
 """So many placements are tried, over all pools of the nominations, to place them again."""
-_Nomination = tuple[Workload, Queue, tuple[Part, ...]]
+_Nomination = tuple[Workload, Queue, tuple[WorkerPlacement, ...]]
 Eviction = tuple[str, str, int]
 """A victim, its preemptor, and the number of workers that go on."""
 
@@ -149,7 +149,7 @@ def _spare_if_possible(known: _Known, victim: Allocation) -> bool:
     return False
 
 
-def _with_one_more_worker(known: _Known, victim: Allocation, kept: tuple[Part, ...]) -> bool:
+def _with_one_more_worker(known: _Known, victim: Allocation, kept: tuple[WorkerPlacement, ...]) -> bool:
     """Keep one more worker of a gang that shrinks, the lowest number first; return whether one could be kept."""
     cluster, kept_on = known.cluster, {part.worker for part in kept}
     able = sorted((part for part in victim.parts if stays(victim, part)), key=lambda part: part.worker)
@@ -300,7 +300,7 @@ def _overbooked(builder: PlanBuilder, victim: Allocation) -> bool:
     return False
 
 
-def _planned_on(builder: PlanBuilder, node: NodeState) -> Iterator[tuple[Part, Need]]:
+def _planned_on(builder: PlanBuilder, node: NodeState) -> Iterator[tuple[WorkerPlacement, Need]]:
     """Iterate over the parts of starts, nominations and holds on a node, without those that a gang keeps."""
     cluster = builder.cluster
     for allocation in node.allocations.values():

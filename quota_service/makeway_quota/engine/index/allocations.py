@@ -12,7 +12,7 @@ from ..snapshot import ADMITTED, GPU, LIVE, Node, Placed, Pool, Workload
 from .cluster_state import ClusterState
 from .devices import devices_of, finds_devices, stand_in
 from .hosts import part_from, share_with
-from .nodes import Allocation, NodeState, Part, PoolState, placement_of
+from .nodes import Allocation, NodeState, PoolState, WorkerPlacement, placement_of
 
 _AT_WORK = ("starting", "running")
 
@@ -319,25 +319,25 @@ def _guessed(allocation: Allocation, node: NodeState) -> bool:
     return False
 
 
-def _rearrange(allocation: Allocation, node: NodeState, here: Iterable[Part]) -> None:
+def _rearrange(allocation: Allocation, node: NodeState, here: Iterable[WorkerPlacement]) -> None:
     """Replace an allocation's parts on one node."""
     by_worker = {p.worker: p for p in allocation.parts if p.node is not node} | {p.worker: p for p in here}
     order = [placed.worker for placed in allocation.workload.placement]
     allocation.parts = tuple(by_worker[worker] for worker in order if worker in by_worker)
 
 
-def _on(node: NodeState, workload: Workload, need: Need) -> tuple[Part, ...]:
+def _on(node: NodeState, workload: Workload, need: Need) -> tuple[WorkerPlacement, ...]:
     return parts_of({node.node.name: node}, workload.placement, need)
 
 
-def parts_of(nodes: Mapping[str, NodeState], placement: Iterable[Placed], need: Need) -> tuple[Part, ...]:
+def parts_of(nodes: Mapping[str, NodeState], placement: Iterable[Placed], need: Need) -> tuple[WorkerPlacement, ...]:
     """Return a placement's parts; where devices are not known, `stand_in` chooses some."""
     return _read(nodes, placement, need)[0]
 
 
 def _read(
     nodes: Mapping[str, NodeState], placement: Iterable[Placed], need: Need
-) -> tuple[tuple[Part, ...], Collection[str]]:
+) -> tuple[tuple[WorkerPlacement, ...], Collection[str]]:
     """Return a placement's parts, and the names of the nodes whose devices are not all known."""
     parts = []
     taken: dict[str, list[int]] = {}
@@ -348,10 +348,10 @@ def _read(
         if finds_devices(node.node, placed, need.gpus):
             at = {index: position for position, index in enumerate(devices_of(node.node))}
             devices = tuple(at[d] for d in placed.devices if d in at)
-            parts.append(Part(placed.worker, node, devices, placed.milli))
+            parts.append(WorkerPlacement(placed.worker, node, devices, placed.milli))
             continue
         remaining = taken.setdefault(placed.node, list(node.free))
-        parts.append(Part(placed.worker, node, *stand_in(node.node, placed, need, remaining)))
+        parts.append(WorkerPlacement(placed.worker, node, *stand_in(node.node, placed, need, remaining)))
     return tuple(parts), taken
 
 

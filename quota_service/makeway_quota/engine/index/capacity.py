@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from ..request import Need, may_run
 from ..snapshot import GPU, Node
 from .devices import UNLIMITED, devices_of, hosts
-from .nodes import NodeState, Part, PoolState
+from .nodes import NodeState, PoolState, WorkerPlacement
 from .openings import OpeningForecast, When
 
 T = TypeVar("T")
@@ -154,7 +154,7 @@ def capacity(node: NodeState, need: Need) -> int:
     return hosts(need, [GPU] * devices, devices, cpu, memory, node.node.pods or UNLIMITED)
 
 
-def hosts_emptied(node: NodeState, need: Need, nominated: Iterable[tuple[Part, Need]]) -> int:
+def hosts_emptied(node: NodeState, need: Need, nominated: Iterable[tuple[WorkerPlacement, Need]]) -> int:
     """Return the workers, at most `need.min_workers`, that a node would host with only what is `nominated` on it."""
     if not node.suits(need):
         return 0

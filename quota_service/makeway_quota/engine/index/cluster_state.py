@@ -16,7 +16,7 @@ from ..request import Need, need_of
 from ..snapshot import Profile, Snapshot, Workload
 from .capacity import CapacityCache
 from .ledger import Account, Ledger, LineState
-from .nodes import Allocation, NodeState, Part, PoolState, numbered
+from .nodes import Allocation, NodeState, PoolState, WorkerPlacement, numbered
 
 NO_PRIORITY = 1 << 30
 """Higher than every priority: no candidate."""
@@ -295,7 +295,7 @@ class ClusterState:
 
     # Operations
 
-    def start(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Allocation:
+    def start(self, workload: Workload, need: Need, parts: tuple[WorkerPlacement, ...]) -> Allocation:
         """Start a workload on GPUs that are free now; its workers are numbered from 0."""
         parts = numbered(parts)
         allocation = self._allocation(workload, need, parts)
@@ -312,7 +312,7 @@ class ClusterState:
             part.node.shift(part, allocation.need, -1, -1)
             part.node.allocations[allocation.workload.id] = allocation
 
-    def widen(self, allocation: Allocation, part: Part) -> None:
+    def widen(self, allocation: Allocation, part: WorkerPlacement) -> None:
         """Start one more worker of a gang that was just started."""
         amount = part.milli * len(part.devices)
         allocation.parts = (*allocation.parts, part)
@@ -345,7 +345,7 @@ class ClusterState:
         self.record(allocation, terminating=-allocation.amount)
         self._shift(allocation, -1)
 
-    def nominate(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Allocation:
+    def nominate(self, workload: Workload, need: Need, parts: tuple[WorkerPlacement, ...]) -> Allocation:
         """Nominate GPUs of the future for a workload."""
         allocation = self._allocation(workload, need, parts)
         old = self.allocations.get(workload.id)
@@ -397,13 +397,13 @@ class ClusterState:
             else:
                 known.pop(name, None)
 
-    def shrink(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> None:
+    def shrink(self, workload: Workload, need: Need, parts: tuple[WorkerPlacement, ...]) -> None:
         """Nominate a gang that gives up workers to the parts that it keeps, which can be evicted, too."""
         allocation = self.nominate(workload, need, parts)
         allocation.rest = True
         self.shrunk[workload.id] = allocation
 
-    def withdraw_nomination(self, workload: Workload) -> tuple[Part, ...]:
+    def withdraw_nomination(self, workload: Workload) -> tuple[WorkerPlacement, ...]:
         """Withdraw a nomination and return its parts."""
         allocation = self.nominations.pop(workload.id, None)
         if allocation is None:
@@ -465,7 +465,7 @@ class ClusterState:
         for part in allocation.parts:
             part.node.shift(part, allocation.need, 0, later)
 
-    def _allocation(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Allocation:
+    def _allocation(self, workload: Workload, need: Need, parts: tuple[WorkerPlacement, ...]) -> Allocation:
         return Allocation(workload, need, parts[0].node.pool, parts, need.gpus * len(parts))
 
     def record(self, allocation: Allocation, now: int = 0, terminating: int = 0, nominated: int = 0) -> None:

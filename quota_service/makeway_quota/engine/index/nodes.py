@@ -131,7 +131,7 @@ class NodeState:
         """Return the milli-GPUs that will be free; what an overfull node lacks is not taken off the other nodes'."""
         return sum([milli for milli in self.future if milli > 0]) if self.overfull else sum(self.future)
 
-    def shift(self, part: Part, need: Need, now: int, later: int, for_a_while: bool = False) -> None:
+    def shift(self, part: WorkerPlacement, need: Need, now: int, later: int, for_a_while: bool = False) -> None:
         """Add `now` times the part to what is open and `later` times to the future (each -1, 0 or 1).
 
         What is taken `for_a_while` is no worker, and is returned before any forecast reads the node.
@@ -191,7 +191,7 @@ class NodeState:
         return hosts(need, self.free, self.whole_free, cpu, memory, pods)
 
 
-class Part(NamedTuple):
+class WorkerPlacement(NamedTuple):
     """One worker on one node, by device positions."""
 
     worker: int
@@ -211,7 +211,7 @@ class Allocation:
     workload: Workload
     need: Need
     pool: PoolState
-    parts: tuple[Part, ...]
+    parts: tuple[WorkerPlacement, ...]
     amount: int
     terminating: bool = False
     stuck: bool = False
@@ -238,7 +238,7 @@ class Allocation:
         """Whether it counts in a pool."""
         return pool is self.pool if not self.shares else pool in self.pools
 
-    def parts_in(self, pool: PoolState) -> tuple[Part, ...]:
+    def parts_in(self, pool: PoolState) -> tuple[WorkerPlacement, ...]:
         """Return the parts on nodes of one pool, the only ones whose positions are positions of that pool."""
         return tuple([part for part in self.parts if part.node.pool is pool]) if self.shares else self.parts
 
@@ -255,13 +255,13 @@ class Allocation:
         return sum([amount for pool, amount in self.shares if quota.covers(pool.pool.name)])
 
 
-def numbered(parts: Sequence[Part]) -> tuple[Part, ...]:
+def numbered(parts: Sequence[WorkerPlacement]) -> tuple[WorkerPlacement, ...]:
     """Return parts in the order of their workers, numbered from 0."""
     ordered = sorted(parts, key=lambda part: part.worker)
     return tuple([p if p.worker == at else p._replace(worker=at) for at, p in enumerate(ordered)])
 
 
-def nodes_of(parts: Iterable[Part]) -> list[NodeState]:
+def nodes_of(parts: Iterable[WorkerPlacement]) -> list[NodeState]:
     """Return the nodes of some parts, each once."""
     return list({part.node.node.name: part.node for part in parts}.values())
 
@@ -344,7 +344,7 @@ class PoolState:
         """Request to what room for it costs at least on each node (rules/victims/bounds.py)."""
         self.guaranteed: Callable[[], int] = int
         """The milli-GPUs that reservations guarantee in the pool beyond what is used of them."""
-        self.held: list[tuple[Part, Need]] = []
+        self.held: list[tuple[WorkerPlacement, Need]] = []
         """What a hold in force keeps free in the pool."""
         self.smallest: Callable[[str], Need | None] = lambda _: None
         """The request of the smallest profile with GPUs that runs on a model in the pool."""
@@ -422,7 +422,7 @@ def _move(buckets: list[list[int]], position: int, old: int, new: int) -> None:
     insort(buckets[new], position)
 
 
-def placement_of(parts: Iterable[Part]) -> Placement:
+def placement_of(parts: Iterable[WorkerPlacement]) -> Placement:
     """Return parts as the placement that a plan carries."""
     return tuple(
         Placed(p.worker, p.node.node.name, tuple(devices_of(p.node.node)[at] for at in p.devices), p.milli)

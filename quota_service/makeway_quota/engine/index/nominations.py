@@ -8,7 +8,7 @@ from ..request import Need
 from .allocations import parts_of
 from .cluster_state import ClusterState
 from .devices import devices_of
-from .nodes import Part
+from .nodes import WorkerPlacement
 
 
 def restore_nominations(cluster: ClusterState) -> None:
@@ -36,7 +36,7 @@ def restore_nominations(cluster: ClusterState) -> None:
             cluster.nominate(workload, need, parts)
 
 
-def _is_back_soon(cluster: ClusterState, part: Part) -> bool:
+def _is_back_soon(cluster: ClusterState, part: WorkerPlacement) -> bool:
     """Whether a node is not ready for a moment only: for less than `stuck_after`, or while the devices terminate."""
     node = part.node.node
     if node.ready or node.cordoned:
@@ -50,7 +50,7 @@ def _is_back_soon(cluster: ClusterState, part: Part) -> bool:
     return not terminating.isdisjoint(part.devices) or any(devices[at] in held for at in part.devices)
 
 
-def fits_later(parts: Iterable[Part], need: Need) -> bool:
+def fits_later(parts: Iterable[WorkerPlacement], need: Need) -> bool:
     """Whether a placement is free once everything that terminates has left and nominations are kept."""
     wanted: dict[tuple[str, int], int] = {}
     hosted: dict[str, int] = {}

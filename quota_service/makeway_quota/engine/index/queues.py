@@ -24,9 +24,10 @@ _MAX_CLASSES = 4_096
 
 @dataclass(slots=True, eq=False)
 class Queue:
-    """Pending workloads that differ only in owner and age for the rules.
+    """An equivalence class of pending workloads: for the rules they differ only in owner and age.
 
-    What one of them is denied, all of them are: so a queue is asked once, not once per workload.
+    It is formed by the engine; nobody submits to it, and no quota belongs to it. What one of its workloads is denied,
+    all of them are: so a queue is asked once, not once per workload.
     """
 
     account: Account

@@ -8,14 +8,14 @@ from itertools import chain, islice
 from ..index.cluster import Cluster
 from ..index.devices import pick
 from ..index.ledger import Account, LineState, is_within, kept_together
-from ..index.nodes import NodeState, Part, PoolState
+from ..index.nodes import NodeState, PoolState, WorkerPlacement
 from ..request import Need
 from ..snapshot import GPU
 from .pack_index import PackIndex
 from .spare import Spare
 
 
-def find(pool: PoolState, need: Need, in_future: bool = False) -> tuple[Part, ...]:
+def find(pool: PoolState, need: Need, in_future: bool = False) -> tuple[WorkerPlacement, ...]:
     """Return a placement in a pool for `min_workers` workers, now or `in_future`; empty if there is none.
 
     `pack` keeps free GPUs as useful as possible for the mix of work that the pool serves (packing.py), `spread` takes
@@ -28,7 +28,7 @@ def find(pool: PoolState, need: Need, in_future: bool = False) -> tuple[Part, ..
     return parts
 
 
-def _find(pool: PoolState, need: Need, in_future: bool, spare: Spare | None) -> tuple[Part, ...]:
+def _find(pool: PoolState, need: Need, in_future: bool, spare: Spare | None) -> tuple[WorkerPlacement, ...]:
     """Return a placement, only on nodes that have something to spare if that is asked."""
     if need.min_workers == 1:
         if not enough(pool, need, in_future):
@@ -56,7 +56,7 @@ def enough(pool: PoolState, need: Need, in_future: bool = False) -> bool:
     return sum([len(bucket) * (size // whole) for size, bucket in enumerate(buckets) if bucket]) >= need.min_workers
 
 
-def _packed(pool: PoolState, need: Need, spare: Spare | None) -> tuple[Part, ...]:
+def _packed(pool: PoolState, need: Need, spare: Spare | None) -> tuple[WorkerPlacement, ...]:
     """Return the placement that keeps free GPUs as useful as possible for the mix; a full pool has one node left."""
     able = list(islice(chain.from_iterable(pool.by_free[need.whole_devices :]), 2)) if need.whole_devices else []
     if len(able) == 1:
@@ -72,7 +72,7 @@ def _packed(pool: PoolState, need: Need, spare: Spare | None) -> tuple[Part, ...
         return ()
     node, device = best
     if 0 < need.gpus < GPU:
-        return (Part(0, node, (device,), need.gpus),)
+        return (WorkerPlacement(0, node, (device,), need.gpus),)
     return _parts_on(node, need, 0, 1, False)
 
 
@@ -103,7 +103,7 @@ def _shared(pool: PoolState, need: Need, in_future: bool) -> NodeState | None:
     return pool.nodes[best[2]] if best else None
 
 
-def _gang(pool: PoolState, need: Need, in_future: bool, spare: Spare | None) -> tuple[Part, ...]:
+def _gang(pool: PoolState, need: Need, in_future: bool, spare: Spare | None) -> tuple[WorkerPlacement, ...]:
     if not enough(pool, need, in_future):
         return ()
     buckets = pool.by_future if in_future else pool.by_free
@@ -111,7 +111,7 @@ def _gang(pool: PoolState, need: Need, in_future: bool, spare: Spare | None) -> 
     able = [(_workers(node, need, in_future, spare), node) for node in nodes if node.suits(need)]
     able = [(count, node) for count, node in able if count]
     able.sort(key=lambda item: (-item[0], item[1].whole_free, item[1].position))
-    parts: list[Part] = []
+    parts: list[WorkerPlacement] = []
     while able and len(parts) < need.min_workers:
         missing = need.min_workers - len(parts)
         at = 0
@@ -122,13 +122,13 @@ def _gang(pool: PoolState, need: Need, in_future: bool, spare: Spare | None) -> 
     return tuple(parts) if len(parts) == need.min_workers else ()
 
 
-def _parts_on(node: NodeState, need: Need, first: int, count: int, in_future: bool) -> tuple[Part, ...]:
+def _parts_on(node: NodeState, need: Need, first: int, count: int, in_future: bool) -> tuple[WorkerPlacement, ...]:
     free = list(node.future if in_future else node.free)
     avoid = node.free if in_future else None
     parts = []
     for worker in range(first, first + count):
         devices, milli = pick(need, free, avoid)
-        parts.append(Part(worker, node, devices, milli))
+        parts.append(WorkerPlacement(worker, node, devices, milli))
     return tuple(parts)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..index.devices import hosts
-from ..index.nodes import NodeState, Part, PoolState
+from ..index.nodes import NodeState, PoolState, WorkerPlacement
 from ..request import Need
 from ..snapshot import GPU
 
@@ -26,7 +26,7 @@ class Spare:
         """Whether it is looked at in the future, for each time at which GPUs must be left useful."""
         self._budgets: dict[tuple[str, bool], int] = {}
 
-    def admits(self, parts: Iterable[Part]) -> bool:
+    def admits(self, parts: Iterable[WorkerPlacement]) -> bool:
         """Whether the guaranteed GPUs of the pool, and of those beside it, keep what they need beside these workers."""
         many: dict[int, int] = {}
         for part in parts:

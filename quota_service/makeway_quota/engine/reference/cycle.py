@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..snapshot import Workload
 from .decisions import Decisions
 from .relocation import relocate_victims
-from .state.cluster import Cluster, Part
+from .state.cluster import Cluster, WorkerPlacement
 from .state.holds import Hold, hold, starving, would_be_preempted_in_team
 from .state.placement import count_workers, find
 from .state.queues import Queue, QueueHeads, queues, waits_too_long
@@ -101,7 +101,7 @@ class Cycle:
         """Whether a workload of the queue has nominated devices."""
         return any(w.id in self.cluster.nominations for w in queue.members)
 
-    def nomination_outlives_quota(self, queue: Queue, nominated: tuple[Part, ...], pool: str) -> bool:
+    def nomination_outlives_quota(self, queue: Queue, nominated: tuple[WorkerPlacement, ...], pool: str) -> bool:
         """Whether a nomination in a pool stays valid although the reservation is used up.
 
         True for work that may not run over quota: other teams of its department may have used the department's
@@ -189,7 +189,7 @@ class Cycle:
         self,
         queue: Queue,
         workload: Workload,
-        nominated: tuple[Part, ...],
+        nominated: tuple[WorkerPlacement, ...],
         startable_pools: list[str],
         eligible_pools: list[str],
         over_quota: bool,
@@ -210,7 +210,7 @@ class Cycle:
         return in_quota(self.cluster, queue.chain, pool, amount, queue.non_preemptible)
 
     def start_here(
-        self, queue: Queue, workload: Workload, pool: str, nominated: tuple[Part, ...], over_quota: bool
+        self, queue: Queue, workload: Workload, pool: str, nominated: tuple[WorkerPlacement, ...], over_quota: bool
     ) -> bool:
         """Start a workload if it fits now; over quota, it must not delay the one that waited too long."""
         pool_hold = self.decisions.holds.get(pool)
@@ -227,7 +227,9 @@ class Cycle:
             pool_hold.count(self.cluster, self.cluster.running[workload.id])
         return done
 
-    def start(self, queue: Queue, workload: Workload, pool: str, nominated: tuple[Part, ...], in_quota: bool) -> bool:
+    def start(
+        self, queue: Queue, workload: Workload, pool: str, nominated: tuple[WorkerPlacement, ...], in_quota: bool
+    ) -> bool:
         """Start a workload in a pool if it fits there now; where devices were nominated for it, on those."""
         cluster, need = self.cluster, queue.need
         mine = (
@@ -244,13 +246,18 @@ class Cycle:
             self.decisions.start(queue, workload, parts, in_quota)
         return bool(parts)
 
-    def free_now(self, parts: tuple[Part, ...], queue: Queue) -> bool:
+    def free_now(self, parts: tuple[WorkerPlacement, ...], queue: Queue) -> bool:
         """Whether nominated devices are free by now."""
         up = bool(parts) and all(self.cluster.usable(part.node) for part in parts)
         return up and self.cluster.holds_parts(queue.need, parts, self.cluster.free)
 
     def nominate(
-        self, queue: Queue, workload: Workload, pools: list[str], nominated: tuple[Part, ...], over_quota: bool
+        self,
+        queue: Queue,
+        workload: Workload,
+        pools: list[str],
+        nominated: tuple[WorkerPlacement, ...],
+        over_quota: bool,
     ) -> bool:
         """Nominate what is on its way to be free: what was nominated already, or in quota whatever is enough."""
         if over_quota and not nominated and not queue.nominated:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..snapshot import Workload
-from .state.cluster import Allocation, Cluster, Part
+from .state.cluster import Allocation, Cluster, WorkerPlacement
 from .state.holds import Hold
 from .state.placement import find
 from .state.queues import Queue
@@ -22,7 +22,7 @@ class Eviction:
 
     preemptor: str
     right: Right | None
-    to: tuple[Part, ...] = ()
+    to: tuple[WorkerPlacement, ...] = ()
     """Empty: it is stopped."""
 
 
@@ -46,7 +46,7 @@ class Decisions:
         """Pool to the workloads that got its GPUs in this plan."""
         self.holds: dict[str, Hold] = {}
 
-    def start(self, queue: Queue, workload: Workload, parts: Sequence[Part], in_quota: bool) -> None:
+    def start(self, queue: Queue, workload: Workload, parts: Sequence[WorkerPlacement], in_quota: bool) -> None:
         """Start a workload now."""
         self.cluster.start(workload, parts)
         self.started[workload.id] = in_quota
@@ -67,25 +67,25 @@ class Decisions:
         self.withdraw(start.workload)
         self.came_from.pop(start.id).members.append(start.workload)
 
-    def relocate(self, workload: Workload, parts: Sequence[Part]) -> None:
+    def relocate(self, workload: Workload, parts: Sequence[WorkerPlacement]) -> None:
         """Move a victim to what this plan leaves free, instead of stopping it."""
         self.cluster.nominate(workload, parts)
         self.evicted[workload.id] = replace(self.evicted[workload.id], right=None, to=tuple(parts))
         self.count += 1
 
-    def nominate(self, queue: Queue, workload: Workload, parts: Sequence[Part]) -> None:
+    def nominate(self, queue: Queue, workload: Workload, parts: Sequence[WorkerPlacement]) -> None:
         """Nominate devices of the future for a workload: it starts there once they are free."""
         self.cluster.nominate(workload, parts)
         self.nominated[workload.id] = queue
         self.ahead.setdefault(self.cluster.nodes[parts[0].node].pool, []).append(workload.id)
         self.count += 1
 
-    def drop_nomination(self, workload: Workload) -> tuple[Part, ...]:
+    def drop_nomination(self, workload: Workload) -> tuple[WorkerPlacement, ...]:
         """Take a nomination off the cluster and return its parts."""
         held = self.cluster.nominations.pop(workload.id, None)
         return held.parts if held is not None else ()
 
-    def evict(self, p: Preemptor, choice: Choice) -> tuple[Part, ...]:
+    def evict(self, p: Preemptor, choice: Choice) -> tuple[WorkerPlacement, ...]:
         """Evict the victims of a preemptor; return where it then starts. Starts of this plan are withdrawn instead."""
         for member in choice.victims:
             victim = member.allocation

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..plan import Demand
 from ..snapshot import Workload
-from .state.cluster import Cluster, Part
+from .state.cluster import Cluster, WorkerPlacement
 from .state.placement import find
 from .state.queues import Queue, key
 from .state.quota import PolicyLine, counts, in_quota, limiting, pool_usage, reserving, static_quota
@@ -106,7 +106,7 @@ def _claimed(cluster: Cluster, line: PolicyLine, claims: Sequence[Claim], beyond
     return total
 
 
-def _soon_free(cluster: Cluster, trial: Cluster, queue: Queue, claims: Sequence[Claim]) -> tuple[Part, ...]:
+def _soon_free(cluster: Cluster, trial: Cluster, queue: Queue, claims: Sequence[Claim]) -> tuple[WorkerPlacement, ...]:
     """Return what one of a queue will get of the room that terminating work leaves, in its first pool with any."""
     for pool in queue.pools:
         if find(cluster, pool, queue.need) or not admits(trial, queue, pool, claims, in_future=True):

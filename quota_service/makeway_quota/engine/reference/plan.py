@@ -12,7 +12,7 @@ from .deferral import DEFERRABLE, deferral
 from .demand import find_demand
 from .reasons import Reason, reason
 from .scaling import scale
-from .state.cluster import Cluster, Part
+from .state.cluster import Cluster, WorkerPlacement
 from .state.queues import Queue
 from .state.quota import PolicyLine, counts
 from .victims.victims import Right
@@ -150,7 +150,7 @@ def _blocks(decisions: Decisions, other: str, name: str) -> bool:
     return any(_overlap(mine, theirs) for mine in parts for theirs in cluster.running[other].parts)
 
 
-def _overlap(mine: Part, theirs: Part) -> bool:
+def _overlap(mine: WorkerPlacement, theirs: WorkerPlacement) -> bool:
     return mine.node == theirs.node and (not mine.devices or bool(set(mine.devices) & set(theirs.devices)))
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..snapshot import Workload
 from .decisions import Decisions
-from .state.cluster import Allocation, Cluster, Part
+from .state.cluster import Allocation, Cluster, WorkerPlacement
 from .state.placement import find
 from .state.queues import Key, Queue, closed, key, queue_of
 from .state.quota import allowed, counts, guarantor, in_quota, reserving
@@ -67,7 +67,7 @@ def _relocate(decisions: Decisions, queue: Queue, workload: Workload) -> bool:
 
 def _room(
     cluster: Cluster, queue: Queue, workload: Workload, pool: str, in_future: bool | None = None
-) -> tuple[Part, ...]:
+) -> tuple[WorkerPlacement, ...]:
     """Return where a victim could start now, its old devices not counted, or go on beside workers that stay.
 
     Empty if it could do neither. With `in_future`, also where it could start once all that terminates is gone; None:
@@ -81,14 +81,14 @@ def _room(
     return find(cluster, pool, queue.need, True) if in_future else ()
 
 
-def _beside_workers_that_stay(cluster: Cluster, workload: Workload, pool: str) -> tuple[Part, ...]:
+def _beside_workers_that_stay(cluster: Cluster, workload: Workload, pool: str) -> tuple[WorkerPlacement, ...]:
     """Return where a gang could go on with workers whose devices nothing else gets, and others on free devices.
 
     At least one worker moves, else it would not have to leave; empty if there is no room for those that move.
     """
     gang = cluster.running[workload.id]
     need, gpus = gang.need, gang.need.gpus
-    kept: list[Part] = []
+    kept: list[WorkerPlacement] = []
     for part in sorted(gang.parts, key=lambda item: item.worker) if gang.pool == pool and not gang.fixed else ():
         exact = cluster.usable(part.node) and len(part.devices) * part.milli == gpus
         if exact and len(kept) < need.min_workers - 1 and cluster.holds_parts(need, [*kept, part], cluster.future):
@@ -107,7 +107,7 @@ class Later(NamedTuple):
     """Starts of this plan that come after a victim in the order, and where it has room without them."""
 
     starts: list[Allocation]
-    parts: tuple[Part, ...]
+    parts: tuple[WorkerPlacement, ...]
 
 
 def _later_starts(decisions: Decisions, queue: Queue, workload: Workload, pool: str, leaving: bool) -> Later | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import permutations
 
 from .decisions import Decisions
-from .state.cluster import Allocation, Cluster, Part
+from .state.cluster import Allocation, Cluster, WorkerPlacement
 from .state.placement import find
 from .state.queues import Queue, age
 from .state.quota import allowed, counts, covering, in_quota, over_capacity, static_quota
@@ -24,8 +24,8 @@ MAX_PLACED = 64
 def withdraw_superfluous(decisions: Decisions, withdrawn_evictions: set[tuple[str, str, int]]) -> bool:
     """Spare every victim without which all preemptors of the plan still have a placement, the most protected first.
 
-    Return whether any was spared. None is spared twice from the same eviction: `withdrawn_evictions` has the victim, the
-    preemptor and the number of workers that go on.
+    Return whether any was spared. None is spared twice from the same eviction: `withdrawn_evictions` has the victim,
+    the preemptor and the number of workers that go on.
     """
     cluster = decisions.cluster
     evictions = {name: (name, eviction.preemptor, len(eviction.to)) for name, eviction in decisions.evicted.items()}
@@ -78,20 +78,20 @@ def _bystander(cluster: Cluster, victim: Allocation) -> Preemptor:
     return Preemptor(cluster, victim.workload, victim.need, victim.chain, victim.pool, ("reservation",))
 
 
-def _kept(cluster: Cluster, victim: Allocation) -> list[Part]:
+def _kept(cluster: Cluster, victim: Allocation) -> list[WorkerPlacement]:
     """Return the parts of its old place on which a gang that shrinks goes on."""
     workers = {part.worker for part in cluster.nominations[victim.id].parts}
     return [part for part in victim.parts if part.worker in workers]
 
 
-def _given_up(cluster: Cluster, victim: Allocation, kept: Sequence[Part]) -> list[Part]:
+def _given_up(cluster: Cluster, victim: Allocation, kept: Sequence[WorkerPlacement]) -> list[WorkerPlacement]:
     """Return the workers that a gang gives up and that could stay, the lowest number first."""
     gpus = victim.need.gpus
     stay = [p for p in victim.parts if cluster.usable(p.node) and len(p.devices) * p.milli == gpus]
     return sorted((part for part in stay if part not in kept), key=lambda part: part.worker)
 
 
-def _spare(decisions: Decisions, victim: Allocation, smaller: tuple[Part, ...] = ()) -> bool:
+def _spare(decisions: Decisions, victim: Allocation, smaller: tuple[WorkerPlacement, ...] = ()) -> bool:
     """Spare a victim (or a worker of it, leaving `smaller`) if all preemptors still have a place; return whether."""
     cluster = decisions.cluster
     trial = cluster.copy()

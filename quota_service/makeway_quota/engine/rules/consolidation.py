@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..index.devices import hosts
-from ..index.nodes import Allocation, NodeState, Part
+from ..index.nodes import Allocation, NodeState, WorkerPlacement
 from ..placement.fit import allowed, find
 from ..snapshot import GPU
 from .victims.preemptor import Preemptor
@@ -29,10 +29,10 @@ class Moving:
     """One job with the parts of its workers that move and of those that stay."""
 
     allocation: Allocation
-    to: tuple[Part, ...]
+    to: tuple[WorkerPlacement, ...]
 
     @property
-    def changes(self) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    def changes(self) -> tuple[tuple[WorkerPlacement, ...], tuple[WorkerPlacement, ...]]:
         """Return the old and the new parts of the workers that move; an elastic gang may go on with fewer."""
         places = {part.worker: part for part in self.allocation.parts}
         both = zip(self.allocation.parts, self.to, strict=False)
@@ -45,14 +45,14 @@ class Rearrangement:
     """The moves, and the preemptor's placement. A start of this very plan only gets another placement."""
 
     moves: tuple[Moving, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[WorkerPlacement, ...]
 
 
 class _Displaced(NamedTuple):
     """Workers of one job that move off their node."""
 
     allocation: Allocation
-    parts: tuple[Part, ...]
+    parts: tuple[WorkerPlacement, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ def _by_job(chosen: Iterable[_Displaced]) -> list[_Displaced]:
     return sorted(by_job.values(), key=lambda item: (-item.allocation.amount, item.allocation.workload.id))
 
 
-def _target(allocation: Allocation, gone: Sequence[Part]) -> tuple[Part, ...]:
+def _target(allocation: Allocation, gone: Sequence[WorkerPlacement]) -> tuple[WorkerPlacement, ...]:
     """Return a placement on free GPUs for the workers that move; a gang keeps its number of workers."""
     parts = find(allocation.pool, replace(allocation.need, min_workers=len(gone), workers=len(gone)))
     if not parts:

@@ -14,7 +14,7 @@ from ..index.capacity import hosts_emptied
 from ..index.cluster import Cluster
 from ..index.devices import UNLIMITED
 from ..index.ledger import LineState
-from ..index.nodes import Allocation, Part, PoolState
+from ..index.nodes import Allocation, PoolState, WorkerPlacement
 from ..index.openings import EVER, UNKNOWN, Opening
 from ..index.queues import Queue, age
 from ..placement.fit import static_quota
@@ -40,7 +40,7 @@ class Hold:
     openings: list[Opening]
     in_force: bool = False
     """Whether the hold is in force."""
-    parts: list[tuple[Part, Need]] = field(default_factory=list)
+    parts: list[tuple[WorkerPlacement, Need]] = field(default_factory=list)
     """The parts that it takes while it is in force."""
 
     @property
@@ -110,7 +110,7 @@ class Hold:
         return bool(queue.total) and self.cluster.over_capacity(self.pool, queue.total + self.queue.total)
 
 
-def _shift(part: Part, need: Need, sign: int) -> None:
+def _shift(part: WorkerPlacement, need: Need, sign: int) -> None:
     """Take what is held (-1), or return it (1); untouched devices as one part."""
     node, future, free = part.node, part.node.future, GPU if sign > 0 else 0
     simple = part.milli == GPU and need is _GPUS_ALONE
@@ -131,7 +131,7 @@ def _shift(part: Part, need: Need, sign: int) -> None:
     node.whole_future += many
 
 
-def _held(opening: Opening, need: Need) -> Iterator[tuple[Part, Need]]:
+def _held(opening: Opening, need: Need) -> Iterator[tuple[WorkerPlacement, Need]]:
     """Return the parts of a node that must stay free, so that there is room at its opening."""
     node = opening.node
     if not (any(node.free) or need.cpu or need.memory):
@@ -144,11 +144,14 @@ def _held(opening: Opening, need: Need) -> Iterator[tuple[Part, Need]]:
         need.memory, min(node.memory_open, node.memory_future), opening.memory - opening.workers * need.memory
     )
     if devices or cpu or memory:
-        yield Part(0, node, tuple(devices), GPU), Need(0, 1, 1, cpu, memory) if cpu or memory else _GPUS_ALONE
+        yield (
+            WorkerPlacement(0, node, tuple(devices), GPU),
+            Need(0, 1, 1, cpu, memory) if cpu or memory else _GPUS_ALONE,
+        )
     if need.whole_devices and not spare:
         for at, milli in enumerate(node.free):
             if 0 < milli < GPU:
-                yield Part(0, node, (at,), milli), _GPUS_ALONE
+                yield WorkerPlacement(0, node, (at,), milli), _GPUS_ALONE
 
 
 def _part(need: int, free: int, spare: int) -> int:
@@ -199,7 +202,7 @@ def _ever(cluster: Cluster, need: Need, pool: PoolState) -> bool:
     if empty.vague:
         forecast = cluster.capacities.forecast(pool, need, EVER)
         return forecast.ever(cluster.now, lambda allocation: ends_at(cluster, allocation))
-    nominated: dict[int, list[tuple[Part, Need]]] = {}
+    nominated: dict[int, list[tuple[WorkerPlacement, Need]]] = {}
     for nomination in cluster.nominations.values():
         for part in nomination.parts:
             if part.node.pool is pool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ..index.nodes import Allocation, NodeState, Part, nodes_of
+from ..index.nodes import Allocation, NodeState, WorkerPlacement, nodes_of
 from ..placement.fit import allowed, enough
 from .victims.node_by_node import node_by_node
 from .victims.on_node import NodeVictims, NodeVictimsInQuotas, room_on
@@ -50,7 +50,7 @@ class Choice:
     """The victims in a legal order, and the preemptor's placement once they are gone."""
 
     victims: Victims
-    parts: tuple[Part, ...]
+    parts: tuple[WorkerPlacement, ...]
     victim_returns: bool = False
     """Whether a victim could return at once by evicting another workload, as in every other set that was examined."""
 

@@ -15,7 +15,7 @@ from ...request import Need, may_run, need_of
 from ...snapshot import ADMITTED, GPU, LIVE, Node, Placed, Placement, Policy, Pool, Profile, Snapshot, Workload
 
 
-class Part(NamedTuple):
+class WorkerPlacement(NamedTuple):
     """One worker on one node; `devices` are positions on the node, each with `milli` of its GPU."""
 
     worker: int
@@ -52,7 +52,7 @@ class Allocation:
     workload: Workload
     need: Need
     pool: str
-    parts: tuple[Part, ...]
+    parts: tuple[WorkerPlacement, ...]
     amount: int
     chain: tuple[str, ...]
     fresh: bool = False
@@ -79,7 +79,7 @@ class Allocation:
         """Return the id of the workload."""
         return self.workload.id
 
-    def on(self, node: str) -> tuple[Part, ...]:
+    def on(self, node: str) -> tuple[WorkerPlacement, ...]:
         """Return the parts on one node."""
         return tuple(part for part in self.parts if part.node == node)
 
@@ -182,8 +182,8 @@ class Cluster:
         if any(unknown for unknown, _, _ in here) and min(self.open(node.name).devices, default=0) < 0:
             self.overfull.add(node.name)
 
-    def _read(self, placement: Sequence[Placed], need: Need) -> tuple[Part, ...]:
-        parts: list[Part] = []
+    def _read(self, placement: Sequence[Placed], need: Need) -> tuple[WorkerPlacement, ...]:
+        parts: list[WorkerPlacement] = []
         free_devices: dict[str, list[int]] = {}
         for placed in placement:
             node = self.nodes.get(placed.node)
@@ -192,10 +192,10 @@ class Cluster:
             if finds_devices(node, placed, need.gpus):
                 names = list(devices_of(node))
                 devices = tuple(names.index(d) for d in placed.devices if d in names)
-                parts.append(Part(placed.worker, node.name, devices, placed.milli))
+                parts.append(WorkerPlacement(placed.worker, node.name, devices, placed.milli))
                 continue
             free = free_devices.setdefault(node.name, self.free(node.name).devices)
-            parts.append(Part(placed.worker, node.name, *stand_in(node, placed, need, free)))
+            parts.append(WorkerPlacement(placed.worker, node.name, *stand_in(node, placed, need, free)))
         return tuple(parts)
 
     def _place_foreign_pods(self) -> None:
@@ -223,7 +223,7 @@ class Cluster:
             if len(parts) >= max(1, need.min_workers) and up and exact and self.holds_parts(need, parts, self.future):
                 self.nominate(workload, parts)
 
-    def _is_back_soon(self, part: Part) -> bool:
+    def _is_back_soon(self, part: WorkerPlacement) -> bool:
         """Whether a node is not ready for less than `stuck_after`, or its devices are about to be free all the same."""
         node = self.nodes[part.node]
         if node.ready or node.cordoned:
@@ -399,7 +399,7 @@ class Cluster:
         own = [GPU * sum(d not in node.foreign_devices for d in devices_of(node)) for node in nodes]
         return sum(max(0, size - node.foreign_gpus) for size, node in zip(own, nodes, strict=True))
 
-    def holds_parts(self, need: Need, parts: Sequence[Part], free_on: FreeResourcesOf) -> bool:
+    def holds_parts(self, need: Need, parts: Sequence[WorkerPlacement], free_on: FreeResourcesOf) -> bool:
         """Whether all parts fit together into what is left on their nodes."""
         for name in {part.node for part in parts}:
             here, many = free_on(name), sum(part.node == name for part in parts)
@@ -417,30 +417,30 @@ class Cluster:
 
     # The changes that a plan is made of
 
-    def allocation(self, workload: Workload, parts: Sequence[Part], fresh: bool = False) -> Allocation:
+    def allocation(self, workload: Workload, parts: Sequence[WorkerPlacement], fresh: bool = False) -> Allocation:
         """Return the allocation of a workload on these parts."""
         need = self.need(workload)
         pool, chain = self.nodes[parts[0].node].pool, self.chain(workload.policy)
         return Allocation(workload, need, pool, tuple(parts), need.gpus * len(parts), chain, fresh)
 
-    def start(self, workload: Workload, parts: Sequence[Part]) -> Allocation:
+    def start(self, workload: Workload, parts: Sequence[WorkerPlacement]) -> Allocation:
         """Start a pending workload on these parts now; its workers are numbered from 0."""
         ordered = sorted(parts, key=lambda part: part.worker)
         numbered = [part._replace(worker=at) for at, part in enumerate(ordered)]
         self.running[workload.id] = allocation = self.allocation(workload, numbered, True)
         return allocation
 
-    def widen(self, allocation: Allocation, part: Part) -> Allocation:
+    def widen(self, allocation: Allocation, part: WorkerPlacement) -> Allocation:
         """Add one more worker to a gang that this plan started."""
         amount = allocation.amount + part.milli * len(part.devices)
         self.running[allocation.id] = wider = replace(allocation, parts=(*allocation.parts, part), amount=amount)
         return wider
 
-    def nominate(self, workload: Workload, parts: Sequence[Part]) -> None:
+    def nominate(self, workload: Workload, parts: Sequence[WorkerPlacement]) -> None:
         """Nominate devices of the future for a workload."""
         self.nominations[workload.id] = self.allocation(workload, parts)
 
-    def shrink(self, workload: Workload, parts: Sequence[Part]) -> None:
+    def shrink(self, workload: Workload, parts: Sequence[WorkerPlacement]) -> None:
         """Nominate a gang that gives up workers to the parts that it keeps; none: it is stopped."""
         self.nominations.pop(workload.id, None)
         self.shrunk.discard(workload.id)
@@ -448,7 +448,7 @@ class Cluster:
             self.nominate(workload, parts)
             self.shrunk.add(workload.id)
 
-    def placement(self, parts: Iterable[Part]) -> Placement:
+    def placement(self, parts: Iterable[WorkerPlacement]) -> Placement:
         """Return parts as the placement that a plan carries."""
         return tuple(
             Placed(p.worker, p.node, tuple(devices_of(self.nodes[p.node])[at] for at in p.devices), p.milli)

@@ -10,14 +10,14 @@ from ...placement.pack_index import rounded
 from ...placement.packing import Packing
 from ...request import Need, Shape, need_of
 from ...snapshot import GPU, Node, Workload
-from .cluster import Cluster, FreeResources, Part
+from .cluster import Cluster, FreeResources, WorkerPlacement
 from .spare import Limit, limit_of, spares
 
 Room = Mapping[str, FreeResources]
 """What is free on the nodes of one pool: by name, in the order of the inventory."""
 
 
-def find(cluster: Cluster, pool: str, need: Need, in_future: bool = False) -> tuple[Part, ...]:
+def find(cluster: Cluster, pool: str, need: Need, in_future: bool = False) -> tuple[WorkerPlacement, ...]:
     """Return a placement for `min_workers` workers, on what is free now or in the future; empty if there is none.
 
     The strategy `pack` keeps free GPUs as useful as possible to the pool's mix of workloads (packing.py); with
@@ -30,7 +30,7 @@ def find(cluster: Cluster, pool: str, need: Need, in_future: bool = False) -> tu
     return parts
 
 
-def _find(cluster: Cluster, pool: str, need: Need, in_future: bool, limit: Limit | None) -> tuple[Part, ...]:
+def _find(cluster: Cluster, pool: str, need: Need, in_future: bool, limit: Limit | None) -> tuple[WorkerPlacement, ...]:
     """Return a placement; with a `limit`, at most so many workers on each node."""
     room = {name: cluster.remaining(name, in_future) for name in cluster.nodes_of(pool) if cluster.usable(name)}
     pack = cluster.pools[pool].strategy == "pack"
@@ -41,11 +41,11 @@ def _find(cluster: Cluster, pool: str, need: Need, in_future: bool, limit: Limit
     else:
         name = _one(cluster, room, need, pack, limit)
         chosen = [(name, 1)] if name else []
-    parts: list[Part] = []
+    parts: list[WorkerPlacement] = []
     for name, many in chosen:
         devices = list(room[name].devices)
         idle = cluster.free(name).devices if in_future else None
-        parts += [Part(len(parts) + at, name, *pick(need, devices, idle)) for at in range(many)]
+        parts += [WorkerPlacement(len(parts) + at, name, *pick(need, devices, idle)) for at in range(many)]
     return tuple(parts)
 
 
@@ -90,7 +90,9 @@ def _gang(cluster: Cluster, room: Room, need: Need, in_future: bool, limit: Limi
     return chosen if not missing else []
 
 
-def _packed(cluster: Cluster, room: Room, need: Need, mix: dict[Shape, int], limit: Limit | None) -> tuple[Part, ...]:
+def _packed(
+    cluster: Cluster, room: Room, need: Need, mix: dict[Shape, int], limit: Limit | None
+) -> tuple[WorkerPlacement, ...]:
     nodes = cluster.nodes_of(cluster.nodes[next(iter(room))].pool) if room else []
     if not nodes:
         return ()
@@ -106,8 +108,8 @@ def _packed(cluster: Cluster, room: Room, need: Need, mix: dict[Shape, int], lim
         return ()
     name = nodes[best[0]]
     if 0 < need.gpus < GPU:
-        return (Part(0, name, (best[1],), need.gpus),)
-    return (Part(0, name, *pick(need, list(room[name].devices))),)
+        return (WorkerPlacement(0, name, (best[1],), need.gpus),)
+    return (WorkerPlacement(0, name, *pick(need, list(room[name].devices))),)
 
 
 def _empty(cluster: Cluster, node: Node) -> NodeCapacity:

@@ -16,9 +16,10 @@ Key = tuple[object, ...]
 
 @dataclass(slots=True, eq=False)
 class Queue:
-    """Pending workloads that are alike for every rule but their owner and their age.
+    """An equivalence class of pending workloads: they are alike for every rule but their owner and their age.
 
-    What one of them is denied, all are: the queue leaves the admission cycle until its next round.
+    It is formed by the engine; nobody submits to it, and no quota belongs to it. What one of its workloads is denied,
+    all are: the queue leaves the admission cycle until its next round.
     """
 
     policy: str

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from ...index.devices import UNLIMITED
 from ...request import Need, need_of
 from ...snapshot import GPU, Workload
-from .cluster import Cluster, FreeResources, Part
+from .cluster import Cluster, FreeResources, WorkerPlacement
 from .quota import unused
 
 Limit = Callable[[str, int], int]
 """How many of at most so many workers a node may host."""
 
 
-def spares(cluster: Cluster, pool: str, need: Need, parts: Sequence[Part], in_future: bool) -> bool:
+def spares(cluster: Cluster, pool: str, need: Need, parts: Sequence[WorkerPlacement], in_future: bool) -> bool:
     """Whether the guaranteed GPUs of a pool keep what they need beside workers, now and later, or only `in_future`.
 
     So do those of the pools with nodes on the same hosts.

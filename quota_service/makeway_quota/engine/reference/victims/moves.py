@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..state.cluster import Allocation, Cluster, FreeResources, Part
+from ..state.cluster import Allocation, Cluster, FreeResources, WorkerPlacement
 from ..state.placement import count_workers, find
 from ..state.queues import Key
 from ..state.quota import allowed
@@ -24,8 +24,8 @@ MAX_MOVES = 200
 class Rearrangement:
     """The jobs that move and where to, and where the preemptor then starts."""
 
-    moves: tuple[tuple[Allocation, tuple[Part, ...]], ...]
-    parts: tuple[Part, ...]
+    moves: tuple[tuple[Allocation, tuple[WorkerPlacement, ...]], ...]
+    parts: tuple[WorkerPlacement, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Option:
     p: Preemptor
     node: str
     chosen: tuple[Allocation, ...]
-    going: tuple[tuple[Part, ...], ...]
+    going: tuple[tuple[WorkerPlacement, ...], ...]
     gain: int
 
     @property
@@ -118,7 +118,7 @@ def _option(p: Preemptor, node: str, staying: Sequence[Allocation]) -> Option | 
     gain = 1
     while have + gain < p.need.min_workers and _room(p, node, chosen) >= have + gain + 1:
         gain += 1
-    going: list[tuple[Part, ...]] = [a.on(node) for a in chosen]
+    going: list[tuple[WorkerPlacement, ...]] = [a.on(node) for a in chosen]
     for at, allocation in enumerate(chosen):
         for part in sorted(allocation.on(node), key=lambda item: item.worker):
             less = tuple(other for other in going[at] if other is not part)
@@ -162,7 +162,9 @@ def _room(p: Preemptor, node: str, gone: Sequence[Allocation]) -> int:
     return room_on(p, node, p.cluster.future(node), [stopped(allocation) for allocation in gone])
 
 
-def _room_of_parts(p: Preemptor, node: str, chosen: Sequence[Allocation], going: Sequence[Sequence[Part]]) -> int:
+def _room_of_parts(
+    p: Preemptor, node: str, chosen: Sequence[Allocation], going: Sequence[Sequence[WorkerPlacement]]
+) -> int:
     free = p.cluster.future(node)
     devices, cpu, memory, pods = list(free.devices), free.cpu, free.memory, free.pods
     for allocation, parts in zip(chosen, going, strict=True):
@@ -176,7 +178,7 @@ def _room_of_parts(p: Preemptor, node: str, chosen: Sequence[Allocation], going:
 def _try(p: Preemptor, options: Sequence[Option]) -> Rearrangement | Allocation | None:
     """Return the moves that these options come to, the job that has nowhere to go, or None if they are not enough."""
     trial = p.cluster.copy()
-    going: dict[str, tuple[Allocation, list[Part]]] = {}
+    going: dict[str, tuple[Allocation, list[WorkerPlacement]]] = {}
     for option in options:
         for allocation, parts in zip(option.chosen, option.going, strict=True):
             going.setdefault(allocation.id, (allocation, []))[1].extend(parts)
@@ -199,7 +201,7 @@ def _try(p: Preemptor, options: Sequence[Option]) -> Rearrangement | Allocation 
     return Rearrangement(tuple(moves), place)
 
 
-def _target(trial: Cluster, job: Allocation, going: Sequence[Part]) -> tuple[Part, ...]:
+def _target(trial: Cluster, job: Allocation, going: Sequence[WorkerPlacement]) -> tuple[WorkerPlacement, ...]:
     """Return where a job goes on: its other workers stay, these go to what is free now."""
     new = find(trial, job.pool, replace(job.need, min_workers=len(going)))
     if not new:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import product
 from math import prod
 
-from ..state.cluster import Allocation, FreeResources, Part
+from ..state.cluster import Allocation, FreeResources, WorkerPlacement
 from ..state.placement import count_workers, find
 from ..state.queues import Key
 from ..state.quota import allowed, counts_on, limiting, over_limit
@@ -42,7 +42,7 @@ class Choice:
     """The victims, in a legal order, and the place where the preemptor starts once they are gone."""
 
     victims: Victims
-    parts: tuple[Part, ...]
+    parts: tuple[WorkerPlacement, ...]
     victim_returns: bool = False
     """Whether a victim could return at once by evicting another workload, as in every other set that was examined."""
 
@@ -246,7 +246,7 @@ def _units(p: Preemptor, able: Sequence[Allocation], node: str | None = None) ->
 def _extra_workers(p: Preemptor, victim: Allocation, node: str | None) -> Iterator[Member]:
     """Iterate over the workers that a gang can give up one after the other, the highest number first."""
     here = [part for part in victim.parts if node is None or _on_host(p, part, node)]
-    gone: list[Part] = []
+    gone: list[WorkerPlacement] = []
     for part in sorted(here, key=lambda item: -item.worker):
         more = len(victim.parts) - len(gone) > victim.need.min_workers
         unit = shrunk(p.cluster, victim, [part])
@@ -255,7 +255,7 @@ def _extra_workers(p: Preemptor, victim: Allocation, node: str | None) -> Iterat
             yield unit
 
 
-def _on_host(p: Preemptor, part: Part, node: str) -> bool:
+def _on_host(p: Preemptor, part: WorkerPlacement, node: str) -> bool:
     return part.node in p.cluster.host_of(node)
 
 

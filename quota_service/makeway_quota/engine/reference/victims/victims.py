@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from ...request import Need
 from ...snapshot import GPU, Workload
-from ..state.cluster import Allocation, Cluster, Part
+from ..state.cluster import Allocation, Cluster, WorkerPlacement
 from ..state.queues import Key, rank
 from ..state.quota import Request, above, blocking, counts_on, fair_share, over, over_limit, shares, within_fair_share
 
@@ -51,8 +51,8 @@ class Member(NamedTuple):
     """One member of a victim set: the workers that it gives up, and those on which it goes on (none: it is stopped)."""
 
     allocation: Allocation
-    gone: tuple[Part, ...]
-    kept: tuple[Part, ...] = ()
+    gone: tuple[WorkerPlacement, ...]
+    kept: tuple[WorkerPlacement, ...] = ()
 
     @property
     def whole(self) -> bool:
@@ -60,7 +60,7 @@ class Member(NamedTuple):
         return not self.kept
 
     @property
-    def freed(self) -> tuple[Part, ...]:
+    def freed(self) -> tuple[WorkerPlacement, ...]:
         """Return the parts that become free."""
         return tuple(part for part in self.allocation.parts if part not in self.kept)
 
@@ -80,7 +80,7 @@ def stopped(victim: Allocation) -> Member:
     return Member(victim, victim.parts)
 
 
-def shrunk(cluster: Cluster, victim: Allocation, gone: Sequence[Part]) -> Member | None:
+def shrunk(cluster: Cluster, victim: Allocation, gone: Sequence[WorkerPlacement]) -> Member | None:
     """Return the member that goes on without some workers; None if fewer than `min_workers` could.
 
     A worker on a node that is not usable, or whose devices are gone, cannot stay either.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ...index.cluster import Cluster
 from ...index.hosts import shortage_on
-from ...index.nodes import Allocation, NodeState, Part, PoolState
+from ...index.nodes import Allocation, NodeState, PoolState, WorkerPlacement
 from ...request import Need
 from ...snapshot import GPU, STARTING, Workload
 from .preemptor import SEVERAL_POOLS, WITHOUT_GPUS, Team, lost_work
@@ -85,7 +85,7 @@ class VictimBounds:
     def __init__(self, cluster: Cluster, pool: PoolState, need: Need) -> None:
         self.cluster, self.pool, self.need = cluster, pool, need
         self._known: dict[int, NodeBound | None] = {}
-        self._candidates: dict[str, tuple[Allocation, Workload, tuple[Part, ...], bool, Candidate]] = {}
+        self._candidates: dict[str, tuple[Allocation, Workload, tuple[WorkerPlacement, ...], bool, Candidate]] = {}
         """Workload to its record, and what that was made from."""
         self._keys: dict[tuple[tuple[Team, int], ...], dict[int, Key | None]] = {}
         """Shares to the keys of nodes; the shares that were read longest ago first."""

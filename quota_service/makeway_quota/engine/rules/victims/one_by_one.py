@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from ...index.nodes import Allocation, NodeState, Part
+from ...index.nodes import Allocation, NodeState, WorkerPlacement
 from .preemptor import Preemptor
 from .sets import SHRINK, Victim, Victims, extra_workers, items_of, protection, whole
 
@@ -90,7 +90,7 @@ def _uncount(preemptor: Preemptor, counted: list[tuple[Allocation, int]], keep: 
 def steps_of(allocation: Allocation, nodes: Sequence[NodeState] | None = None) -> Iterator[Victim]:
     """Return the steps of a candidate: extra workers on these nodes one by one, the last ones first, then all of it."""
     extra = extra_workers(allocation)
-    gone: list[Part] = []
+    gone: list[WorkerPlacement] = []
     for part in sorted(allocation.parts, key=lambda part: -part.worker) if extra else ():
         here = nodes is None or part.node in nodes
         if here and len(gone) < extra and Victim(allocation, SHRINK, (*gone, part)).kept:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from ...index.nodes import Allocation, Part, PoolState
+from ...index.nodes import Allocation, PoolState, WorkerPlacement
 from ...index.queues import cannot_start_at_all
 from ...placement.fit import allowed, find
 from ...snapshot import Workload
@@ -44,7 +44,7 @@ def replaced(preemptor: Preemptor, victim: Victim) -> bool:
     return victim.kind == WITHDRAW and victim.allocation.workload.id in preemptor.replaced_by
 
 
-def returns(preemptor: Preemptor, victims: Victims, parts: tuple[Part, ...], finds: Finds) -> Return:
+def returns(preemptor: Preemptor, victims: Victims, parts: tuple[WorkerPlacement, ...], finds: Finds) -> Return:
     """Return how one of these evicted victims would return by evicting once the preemptor is placed; the worst of all.
 
     What starts by a nomination, as the preemptor will, cannot be evicted in this plan, but in the next one: then the

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, product
 from typing import NamedTuple
 
-from ...index.nodes import Allocation, NodeState, Part
+from ...index.nodes import Allocation, NodeState, WorkerPlacement
 from ...snapshot import STARTING, QuotaLine
 from .preemptor import ONLY_ABOVE, Preemptor
 
@@ -26,7 +26,7 @@ class Victim(NamedTuple):
 
     allocation: Allocation
     kind: int
-    gone: tuple[Part, ...]
+    gone: tuple[WorkerPlacement, ...]
 
     @property
     def amount(self) -> int:
@@ -52,7 +52,7 @@ class Victim(NamedTuple):
         return counted if self.kind != SHRINK else min(counted, self.amount)
 
     @property
-    def kept(self) -> tuple[Part, ...]:
+    def kept(self) -> tuple[WorkerPlacement, ...]:
         """Return the parts that the victim keeps, with the numbers of their workers; empty unless it shrinks."""
         if self.kind != SHRINK:
             return ()
@@ -73,7 +73,7 @@ Ways = list[Victims]
 Fits = Callable[[Victims], bool]
 
 
-def stays(allocation: Allocation, part: Part) -> bool:
+def stays(allocation: Allocation, part: WorkerPlacement) -> bool:
     """Whether a worker of a gang that shrinks may stay: its node is usable, and none of its devices is lost."""
     return part.node.usable and len(part.devices) * part.milli == allocation.need.gpus
 
@@ -97,7 +97,7 @@ def ways(allocation: Allocation, nodes: Sequence[NodeState]) -> Ways:
     result: Ways = [(whole(allocation),)]
     if not extra_workers(allocation):
         return result
-    shrinks: list[tuple[int, tuple[Part, ...]]] = [(_spare_workers(allocation), ())]
+    shrinks: list[tuple[int, tuple[WorkerPlacement, ...]]] = [(_spare_workers(allocation), ())]
     if shrinks[0][0] < 0:
         return result
     for node in nodes:
@@ -111,7 +111,7 @@ def ways(allocation: Allocation, nodes: Sequence[NodeState]) -> Ways:
     return [*result, *((Victim(allocation, SHRINK, gone),) for _, gone in shrinks if gone)]
 
 
-def _last_first(parts: Iterable[Part]) -> list[Part]:
+def _last_first(parts: Iterable[WorkerPlacement]) -> list[WorkerPlacement]:
     return sorted(parts, key=lambda part: -part.worker)
 
 
@@ -120,7 +120,7 @@ def _spare_workers(allocation: Allocation) -> int:
     return sum(stays(allocation, part) for part in allocation.parts) - allocation.need.min_workers
 
 
-def _usable_among_first(allocation: Allocation, parts: Iterable[Part]) -> list[int]:
+def _usable_among_first(allocation: Allocation, parts: Iterable[WorkerPlacement]) -> list[int]:
     """Return, for each number of these parts, how many of the first ones could have stayed: from 0 for none of them."""
     return list(accumulate((stays(allocation, part) for part in parts), initial=0))
 
@@ -145,7 +145,7 @@ def _many_ways(allocation: Allocation, node: NodeState | None) -> int:
     spare = _spare_workers(allocation)
     if spare < 0:
         return 2
-    by_node: dict[int, list[Part]] = {}
+    by_node: dict[int, list[WorkerPlacement]] = {}
     for part in allocation.parts:
         if node is None or part.node is node or part.node in node.beside:
             by_node.setdefault(part.node.position, []).append(part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...index.devices import hosts
-from ...index.nodes import NodeState, Part, nodes_of
+from ...index.nodes import NodeState, WorkerPlacement, nodes_of
 from ...placement.fit import allowed, find
 from ...request import Need
 from ...snapshot import GPU
@@ -33,7 +33,7 @@ def restore(preemptor: Preemptor, victim: Victim) -> None:
         preemptor.cluster.restore(victim.allocation)
 
 
-def place(preemptor: Preemptor) -> tuple[Part, ...]:
+def place(preemptor: Preemptor) -> tuple[WorkerPlacement, ...]:
     """Return the preemptor's placement once all terminating work is gone; empty if it has none."""
     if not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.amount, True):
         return ()
