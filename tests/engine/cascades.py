@@ -26,15 +26,17 @@ def come_to_rest(world: World, engine: Engine) -> int:
     for _ in range(ROUNDS):
         before, plan = _copy(world), world.plan()
         started |= {start.id for start in plan.start}
-        for item in plan.evict:
-            if item.preemptor in evicted:
+        for eviction in plan.evict:
+            if eviction.preemptor in evicted:
                 cascades += 1
-                then, earlier, preemptor = evicted[item.preemptor]
+                then, earlier, preemptor = evicted[eviction.preemptor]
                 nominated = {w.id for w in then.workloads.values() if w.nomination}
                 undone = {start.id for start in earlier.start} - nominated  # which no plan withdraws (rule 5.8)
-                assert item.id not in undone, f"I11: {item.id} starts where {item.preemptor} returns: {earlier}"
-                avoidable(then, earlier, preemptor, item.preemptor, engine)
-        evicted |= {item.id: (before, plan, item.preemptor) for item in plan.evict}
+                assert eviction.id not in undone, (
+                    f"I11: {eviction.id} starts where {eviction.preemptor} returns: {earlier}"
+                )
+                avoidable(then, earlier, preemptor, eviction.preemptor, engine)
+        evicted |= {eviction.id: (before, plan, eviction.preemptor) for eviction in plan.evict}
         world.apply(plan)
         world.now += 1
         if not plan.acts and not world.named("checkpointing"):
@@ -47,13 +49,13 @@ def come_to_rest(world: World, engine: Engine) -> int:
 
 def avoidable(world: World, plan: Plan, preemptor: str, victim: str, engine: Engine) -> None:
     """Fail if there was a minimal legal set for the only preemptor of a plan without a member that would return."""
-    mine = [item for item in (*plan.evict, *plan.move) if item.preemptor == preemptor]
+    mine = [change for change in (*plan.evict, *plan.move) if change.preemptor == preemptor]
     if len(mine) < len(plan.evict) + len(plan.move) or plan.start or any(e.rule in OVER_QUOTA for e in mine):
         return  # another decision, or a right over quota, may have been in the way of it
     if any(waiting.nomination and waiting.id != preemptor for waiting in plan.pending):
         return  # another workload needed room, too
     facts = Facts(world.snapshot())
-    gone = [facts.live[item.id] for item in plan.evict]
+    gone = [facts.live[eviction.id] for eviction in plan.evict]
     if not returns(world, preemptor, gone, facts.live[victim], engine):
         return  # alone it would start without an eviction
     for group in minimal_sets(facts, facts.live[preemptor]):
@@ -70,7 +72,7 @@ def returns(world: World, preemptor: str, group: Sequence[Workload], victim: Wor
     other.end(*waiting, *(w.id for w in group), state="cancelled")
     _rest(other, engine)  # the preemptor starts: its GPUs were nominated, and the victim cannot take them
     other.change(victim.id, state="pending", attempt=victim.attempt + 1, last_checkpoint_at=other.now)
-    return any(item.preemptor == victim.id for plan in _rest(other, engine) for item in plan.evict)
+    return any(eviction.preemptor == victim.id for plan in _rest(other, engine) for eviction in plan.evict)
 
 
 def _rest(world: World, engine: Engine) -> list[Plan]:
@@ -94,11 +96,11 @@ def minimal_sets(facts: Facts, asking: Workload) -> Iterator[list[Workload]]:
     for pool in pools:
         result: list[set[str]] = []
         for group in sorted(legal_sets(facts, now, asking, pool, not others), key=len):
-            names = {item.victim.id for item in group}
-            if any(item.kept for item in group) or any(smaller <= names for smaller in result):
+            names = {leaving.victim.id for leaving in group}
+            if any(leaving.kept for leaving in group) or any(smaller <= names for smaller in result):
                 continue
             result.append(names)
-            yield [item.victim for item in group]
+            yield [leaving.victim for leaving in group]
 
 
 def _copy(world: World) -> World:

@@ -48,8 +48,8 @@ class ChangingHistory:
     def compare(self) -> None:
         """Compare the plans of both engines."""
         snapshot = self.world.snapshot()
-        result = differences(schedule(snapshot), reference.schedule(snapshot))
-        assert not result, f"fast and reference differ: {result}"
+        differing = differences(schedule(snapshot), reference.schedule(snapshot))
+        assert not differing, f"fast and reference differ: {differing}"
 
     def rest(self) -> None:
         """Check that a copy of the world comes to rest. What terminates ends first: its end is an event."""

@@ -97,16 +97,16 @@ class DemandFacts:
     def check(self) -> None:
         """Check every entry by itself, then all of them together against every line and capacity."""
         waits = {w.id: w for w in self.plan.pending if not w.nomination}
-        assert len({item.id for item in self.plan.demand}) == len(self.plan.demand), "each workload once"
-        for item in self.plan.demand:
-            assert item.id in waits, f"{item} starts, is nominated or refused"
-            self._is_what_it_asks_for(item)
-            self._has_no_room(item, waits[item.id].code)
+        assert len({demand.id for demand in self.plan.demand}) == len(self.plan.demand), "each workload once"
+        for demand in self.plan.demand:
+            assert demand.id in waits, f"{demand} starts, is nominated or refused"
+            self._is_what_it_asks_for(demand)
+            self._has_no_room(demand, waits[demand.id].code)
         for policy in self.facts.policies.values():
             for line in policy.quotas:
                 self._is_within(policy, line)
         for pool in self.facts.pools.values():
-            asked = sum(self._amount(item) for item in self.plan.demand if pool.name in item.pools)
+            asked = sum(self._amount(demand) for demand in self.plan.demand if pool.name in demand.pools)
             if pool.capacity is not None and asked:
                 used = max(self.now.in_pool(pool.name), self.after.in_pool(pool.name))
                 assert used + asked <= pool.capacity, f"capacity of {pool.name}"
@@ -140,17 +140,17 @@ class DemandFacts:
     def _is_within(self, policy: Policy, line: QuotaLine) -> None:
         """Check one line: its limit, and its reservation where all that is asked may only run within it."""
         asked = [
-            item
-            for item in self.plan.demand
-            if policy.name in [level.name for level in self.facts.family(self.work(item.id).policy)]
-            and any(line.covers(pool) for pool in item.pools)
+            demand
+            for demand in self.plan.demand
+            if policy.name in [level.name for level in self.facts.family(self.work(demand.id).policy)]
+            and any(line.covers(pool) for pool in demand.pools)
         ]
-        amount = sum(self._amount(item) for item in asked)
+        amount = sum(self._amount(demand) for demand in asked)
         used = max(self.now.usage(policy.name, line), self.after.usage(policy.name, line))
         if line.limit is not None and amount:
             assert used + amount <= line.limit, f"limit {line} of {policy.name}: {used} + {amount}"
         for non_preemptible in (False, True):
-            bound = [item for item in asked if self._is_bound(item, policy, line, non_preemptible)]
+            bound = [demand for demand in asked if self._is_bound(demand, policy, line, non_preemptible)]
             amount = sum(self._amount(item) for item in bound)
             if amount and line.reserved:
                 used = self.after.usage(policy.name, line, non_preemptible)

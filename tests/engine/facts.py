@@ -47,19 +47,19 @@ class Remaining:
         """Take one worker's share (-1: return it); `milli`: where it holds more of each device than it requests."""
         for at in devices:
             self.devices[at] -= sign * (min(profile.gpus, GPU) if milli is None else milli)
-        for item in (self, *self.beside):
-            item.cpu -= sign * profile.cpu
-            item.memory -= sign * profile.memory
-            item.pods -= sign
+        for room in (self, *self.beside):
+            room.cpu -= sign * profile.cpu
+            room.memory -= sign * profile.memory
+            room.pods -= sign
 
     def hold(self, ended: Terminating, devices: Iterable[int]) -> None:
         """Take what an ended attempt still holds."""
         for at in devices:
             self.devices[at] -= ended.milli
-        for item in (self, *self.beside):
-            item.cpu -= ended.cpu
-            item.memory -= ended.memory
-            item.pods -= ended.pods
+        for room in (self, *self.beside):
+            room.cpu -= ended.cpu
+            room.memory -= ended.memory
+            room.pods -= ended.pods
 
 
 RemainingByNode = dict[str, Remaining]
@@ -179,9 +179,9 @@ class Facts:
                 devices, milli = self.devices(w, placed)
                 rooms[placed.node].take(self.profile(w), devices, milli=milli)
         for node in self.snapshot.nodes:
-            for item in node.terminating:
-                if now or self.is_late(item.deadline):
-                    rooms[node.name].hold(item, _positions(node, item.devices))
+            for pod in node.terminating:
+                if now or self.is_late(pod.deadline):
+                    rooms[node.name].hold(pod, _positions(node, pod.devices))
         for node in self.snapshot.nodes:
             rest = node.foreign_gpus
             for at in reversed(range(len(rooms[node.name].devices))):
@@ -278,7 +278,7 @@ class State:
         """Count what a line covers."""
         result = 0
         for name, (w, _) in self.held.items():
-            names = {item.name for item in self.facts.family(w.policy)}
+            names = {policy.name for policy in self.facts.family(w.policy)}
             if policy in names and (w.non_preemptible or not guaranteed):
                 result += self.covered(name, line)
         return result
@@ -287,11 +287,11 @@ class State:
         """Count what a line covers of work without a reserving line of its own below that."""
         result = 0
         for name, (w, placement) in self.held.items():
-            names = [item.name for item in self.facts.family(w.policy)]
+            names = [policy.name for policy in self.facts.family(w.policy)]
             pools = self.facts.shares(w, placement)
             if policy in names and (w.non_preemptible or not guaranteed):
                 below = self.facts.family(w.policy)[: names.index(policy)]
-                if not any(q.reserved and q.covers(pool) for item in below for q in item.quotas for pool in pools):
+                if not any(q.reserved and q.covers(pool) for policy in below for q in policy.quotas for pool in pools):
                     result += self.covered(name, line)
         return result
 

@@ -26,7 +26,7 @@ Cost = tuple[int, int]
 
 def cost_of(facts: Facts, plan: Plan) -> Cost:
     """Return what a plan costs."""
-    stopped = sum(_held(facts, item.id) for item in plan.evict)
+    stopped = sum(_held(facts, eviction.id) for eviction in plan.evict)
     moves = [move for move in plan.move if move.rule == "shrink"]
     given = sum(_held(facts, move.id) - amount(facts, facts.live[move.id], move.to) for move in moves)
     return stopped, stopped + given
@@ -45,7 +45,7 @@ def cheaper_sets(facts: Facts, plan: Plan) -> Iterator[tuple[Leaving, ...]]:
         if not o.non_preemptible and o.state in ("starting", "running") and amount(facts, o, place)
     ]
     assert prod(len(item) + 1 for item in able) <= MAX_SETS, "not a small world"
-    sets = [tuple(item for item in choice if item) for choice in product(*([None, *item] for item in able))]
+    sets = [tuple(leaving for leaving in choice if leaving) for choice in product(*([None, *item] for item in able))]
     cost = cost_of(facts, plan)
     cheaper = sorted((item for item in sets if _is_cheaper(_cost(item), cost)), key=_cost)
     return (group for group in cheaper if result.is_enough(group))
@@ -58,9 +58,9 @@ def _is_cheaper(one: Cost, other: Cost) -> bool:
 
 def _cost(group: Sequence[Leaving]) -> Cost:
     stopped, given = 0, 0
-    for item in group:
-        units = sum(unit.amount for unit in item.units)
-        stopped, given = (stopped, given + units) if item.kept else (stopped + units, given)
+    for leaving in group:
+        units = sum(unit.amount for unit in leaving.units)
+        stopped, given = (stopped, given + units) if leaving.kept else (stopped + units, given)
     return stopped, stopped + given
 
 

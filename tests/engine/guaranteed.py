@@ -21,7 +21,7 @@ def free_guaranteed_gpus_keep_cpu_and_memory(facts: Facts, plan: Plan, now: Stat
     placed = {s.id: s.placement for s in plan.start} | {w.id: w.nomination for w in plan.pending if w.nomination}
     mine = [facts.live[name] for name in placed if may_take_only_spare(facts, facts.live[name])]
     others = [placement for name, placement in placed.items() if facts.live[name] not in mine]
-    others += [facts.live[item.id].placement for item in (*plan.evict, *plan.move)]
+    others += [facts.live[change.id].placement for change in (*plan.evict, *plan.move)]
     others += [move.to for move in plan.move]
     touched = {pool for placement in others for pool in _pools_around(facts, placement)}
     around = {w.id: _pools_around(facts, placed[w.id]) for w in mine}

@@ -150,5 +150,5 @@ def come_to_rest(world: World) -> None:
     if stuck:
         world.release(*stuck)
     plans = world.reconcile()
-    told = Counter(item.id for plan in plans for item in (*plan.evict, *plan.move))
+    told = Counter(change.id for plan in plans for change in (*plan.evict, *plan.move))
     assert all(times == 1 for times in told.values()), f"ping-pong: {told.most_common(3)}"

@@ -142,7 +142,7 @@ def number_from(world: World, name: str, first: int) -> None:
         first_device=first,
         devices=moved(node.devices),
         foreign_devices=moved(node.foreign_devices),
-        terminating=tuple(replace(item, devices=moved(item.devices)) for item in node.terminating),
+        terminating=tuple(replace(pod, devices=moved(pod.devices)) for pod in node.terminating),
     )
     for w in list(world.workloads.values()):
         if any(placed.node == name for placed in w.placement):

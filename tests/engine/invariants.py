@@ -48,7 +48,7 @@ def no_start_is_evicted_a_second_later(world: World, before: Snapshot, plan: Pla
     world.now += 1
     again = world.plan()
     world.now -= 1
-    gone = {item.id for item in (*again.evict, *again.move)} & {start.id for start in plan.start}
+    gone = {change.id for change in (*again.evict, *again.move)} & {start.id for start in plan.start}
     gone -= starts_evicted_in_turn(before, plan, again)
     assert not gone, f"I7: {gone} started and evicted: {again}\nafter {plan}"
 
@@ -79,12 +79,12 @@ def victims_are_legal(sums: Sums, plan: Plan) -> None:
     """Check the evictions by the plan alone; witness.py checks them at the moment of the choice."""
     started = {s.id for s in plan.start}
     nominated = {w.id for w in plan.pending if w.nomination}
-    for item in (*plan.evict, *plan.move):
-        victim = sums.live[item.id]
+    for change in (*plan.evict, *plan.move):
+        victim = sums.live[change.id]
         assert not victim.non_preemptible, "I2"
         assert victim.state in ("starting", "running"), "I2"
-        assert item.id not in started, "I7"
-        assert item.preemptor in nominated | started, f"I4: {item}"
+        assert change.id not in started, "I7"
+        assert change.preemptor in nominated | started, f"I4: {change}"
     for move in plan.move:
         profile = sums.profiles[sums.live[move.id].profile]
         assert not profile.pools or sums.pool(move.to) in profile.pools, "a job moves to a pool of its profile"

@@ -53,7 +53,7 @@ def legal_sets(facts: Facts, after: State, w: Workload, pool: str, own: bool = T
     if prod(len(item) + 1 for item in ways) > MAX_SETS:
         return
     for choice in product(*([None, *item] for item in ways)):
-        group = tuple(item for item in choice if item is not None)
+        group = tuple(leaving for leaving in choice if leaving is not None)
         remaining = without(after, group)
         room = facts.workers(remaining.rooms(), w, pool) >= facts.least(w)
         if room and remaining.admits(w, pool, facts.request(w)) and is_legal(facts, after, w, pool, group, own):
@@ -95,10 +95,10 @@ def is_shown(facts: Facts, o: Workload, placed: Placed) -> bool:
 def without(state: State, group: Sequence[Leaving]) -> State:
     """Return the state once these have left."""
     held = dict(state.held)
-    for item in group:
-        del held[item.victim.id]
-        if item.kept:
-            held[item.victim.id] = item.victim, item.kept
+    for leaving in group:
+        del held[leaving.victim.id]
+        if leaving.kept:
+            held[leaving.victim.id] = leaving.victim, leaving.kept
     return State(state.facts, held)
 
 
@@ -151,7 +151,7 @@ def is_protected(facts: Facts, o: Workload) -> bool:
 
 def is_legal(facts: Facts, after: State, w: Workload, pool: str, group: Sequence[Leaving], own: bool = True) -> bool:
     """Whether a set can be evicted in some order by rules 5.1 and 5.7."""
-    units = [unit for item in group for unit in item.units]
+    units = [unit for leaving in group for unit in leaving.units]
     if len(units) > MAX_ORDERS:
         units.sort(key=lambda unit: (owns(facts, w, pool, unit.victim, own), unit.amount))
         return _legal(facts, after, w, pool, units, own)

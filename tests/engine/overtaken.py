@@ -69,7 +69,7 @@ def _in_turn(before: Snapshot, plan: Plan, again: Plan, victims: Mapping[str, se
 def _had_room(before: Snapshot, plan: Plan, again: Plan, preemptor: str) -> bool:
     """Whether a preemptor of the next plan had room after the plan, without its own victims alone."""
     state = future(before, plan)
-    evicted = {item.id for item in again.evict if item.preemptor == preemptor}
+    evicted = {eviction.id for eviction in again.evict if eviction.preemptor == preemptor}
     held = {name: item for name, item in state.held.items() if name not in evicted}
     held |= {m.id: (state.held[m.id][0], m.to) for m in again.move if m.preemptor == preemptor and m.id in state.held}
     trial, facts, w = State(state.facts, held), state.facts, state.facts.live[preemptor]

@@ -79,12 +79,12 @@ def every_start_over_quota_may_borrow(facts: Facts, plan: Plan) -> None:
 def victims_are_legal(facts: Facts, plan: Plan) -> None:
     started = {s.id for s in plan.start}
     nominated = {w.id for w in plan.pending if w.nomination}
-    for item in (*plan.evict, *plan.move):
-        victim = facts.live[item.id]
+    for change in (*plan.evict, *plan.move):
+        victim = facts.live[change.id]
         assert not victim.non_preemptible, "I2"
         assert victim.state in ("starting", "running"), "I2"
-        assert item.id not in started, "I7"
-        assert item.preemptor in started | nominated, f"I4: nothing starts for {item}"
+        assert change.id not in started, "I7"
+        assert change.preemptor in started | nominated, f"I4: nothing starts for {change}"
     for move in plan.move:
         assert facts.pool(move.to) in facts.pools_of(facts.live[move.id]), "a job moves to a pool of its profile"
         if facts.live[move.id].kind == "session" and move.rule != "shrink":
@@ -147,7 +147,7 @@ def _most_used(facts: Facts, plan: Plan, policy: str, pools: Sequence[str]) -> i
         places[start.id].append(start.placement)
     for waiting in plan.pending:
         places[waiting.id].append(waiting.nomination)
-    team = {w.id: w for w in facts.live.values() if policy in {item.name for item in facts.family(w.policy)}}
+    team = {w.id: w for w in facts.live.values() if policy in {level.name for level in facts.family(w.policy)}}
     return sum(
         max(_covered(facts.shares(w, place), pools) if place else 0 for place in places[name])
         for name, w in team.items()
@@ -205,8 +205,8 @@ def no_victim_is_needless(facts: Facts, plan: Plan, after: State) -> None:
         return
     ours = [facts.live[w.id] for w in plan.pending if w.nomination and w.nomination != facts.live[w.id].nomination]
     where = {w.id: pools_of_nomination(facts, plan, after, w) for w in ours}
-    for item in (*plan.evict, *plan.move):
-        victim = facts.live[item.id]
+    for change in (*plan.evict, *plan.move):
+        victim = facts.live[change.id]
         pool = facts.pool(victim.placement)
         spared = State(facts, dict(after.held))
         spared.held[victim.id] = victim, victim.placement
@@ -227,7 +227,7 @@ def no_victim_is_needless(facts: Facts, plan: Plan, after: State) -> None:
         for choice in product(*(where[w.id] for w in ours)):
             asking = list(zip(ours, choice, strict=True))
             if all_within_caps(facts, spared, victim, pool, asking) and not _claimed(facts, plan, spared, asking):
-                assert not facts.all_fit(spared.rooms(), asking), f"I4: {item} is needless in {plan}"
+                assert not facts.all_fit(spared.rooms(), asking), f"I4: {change} is needless in {plan}"
 
 
 def _claimed(facts: Facts, plan: Plan, spared: State, asking: Sequence[tuple[Workload, str]]) -> bool:
@@ -237,7 +237,7 @@ def _claimed(facts: Facts, plan: Plan, spared: State, asking: Sequence[tuple[Wor
     for w, pool in asking:
         state.held[w.id] = w, (Placed(0, node[pool], (0,), facts.request(w)),)
     over = {pool for w, pool in asking if not in_quota(facts, plan, _but(state, w), w, pool)}
-    waiting = [facts.live[item.id] for item in plan.pending if item.id not in state.held]
+    waiting = [facts.live[waiting.id] for waiting in plan.pending if waiting.id not in state.held]
     return any(
         pool in over and in_quota(facts, plan, state, w, pool)
         for w in waiting
@@ -355,8 +355,8 @@ def no_stopped_victim_has_room(world: World, plan: Plan, after: State) -> None:
         return
     placed = {w.id: (w, w.placement) for w in world.workloads.values() if w.id in facts.live and w.placement}
     now = State(facts, placed, now=True)
-    for item in plan.evict:
-        w = facts.live[item.id]
+    for eviction in plan.evict:
+        w = facts.live[eviction.id]
         for pool in facts.pools_of(w) if facts.request(w) and facts.may_start(w) and _may_borrow(facts, w) else ():
             beside = _with_workers_that_stay(facts, after, w, pool)
             missing = facts.least(w) - len(beside.held[w.id][1] if w.id in beside.held else ())

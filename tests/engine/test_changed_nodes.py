@@ -94,7 +94,7 @@ def evictions_lead_to_starts(world: World, engine: str) -> None:
     """Check that once all victims of a plan are gone, and nothing else changed, what they were evicted for starts."""
     world.engine = ENGINES[engine]
     plan = world.step()
-    wanted = {item.preemptor for item in (*plan.evict, *plan.move)}
+    wanted = {change.preemptor for change in (*plan.evict, *plan.move)}
     world.now -= 1
     world.release()
     done = {start.id for start in (*plan.start, *world.step().start)}
@@ -107,8 +107,8 @@ def test_both_engines_count_and_decide_the_same_where_nodes_changed_under_runnin
     for seed in range(40):
         snapshot = changed_world(kind, seed).snapshot()
         plan = ENGINES["fast"](snapshot)
-        result = differences(plan, ENGINES["reference"](snapshot))
-        assert not result, f"fast and reference differ with {seed}: {result}"
+        differing = differences(plan, ENGINES["reference"](snapshot))
+        assert not differing, f"fast and reference differ with {seed}: {differing}"
         usage_is_what_was_requested(snapshot, plan)
         nothing_starts_on_devices_that_are_not_there(snapshot, plan)
         assert IncrementalEngine(snapshot).plan(snapshot.now) == plan
@@ -157,7 +157,7 @@ def test_a_gang_over_two_pools_is_evicted_as_a_whole_from_either(engine: str, po
     world.submit("x", "b", "here")
     world.engine = ENGINES[engine]
     plan = world.step()
-    assert [(item.id, item.preemptor) for item in plan.evict] == [("g", "x")]
+    assert [(eviction.id, eviction.preemptor) for eviction in plan.evict] == [("g", "x")]
     world.release()
     assert [start.placement[0].node for start in world.step().start] == [{"m": "m-1", "h": "m-2"}[pool]]
 
@@ -189,7 +189,7 @@ def test_idle_gpus_that_break_are_not_offered_and_the_borrower_is_asked(engine: 
     plan = world.step()
     assert {line.policy: line.usage for line in plan.usage} == {"devops": 0, "rnd": 2 * GPU}
     assert not plan.start
-    assert [item.id for item in plan.evict] == ["r2"]
+    assert [eviction.id for eviction in plan.evict] == ["r2"]
     world.release()
     assert [start.id for start in world.step().start] == ["d"]
 
@@ -255,6 +255,6 @@ def test_jobs_of_one_size_are_not_taken_for_equal_where_a_device_of_one_is_gone(
     world.nodes["p-1"] = replace(world.nodes["p-1"], gpus=3, devices=(0, 2, 3))
     world.engine = ENGINES[engine]
     world.submit("owner", "b", "two")
-    assert [item.id for item in world.step().evict] == ["older"]
+    assert [eviction.id for eviction in world.step().evict] == ["older"]
     world.release()
     assert "owner" in [start.id for start in world.step().start]

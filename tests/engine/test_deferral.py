@@ -29,13 +29,13 @@ def borrowed(gpus: int = 2, **profile: float) -> World:
 
 def waiting(world: World, name: str) -> Waiting:
     """Return why a workload waits."""
-    return next(item for item in world.plan().pending if item.id == name)
+    return next(waiting for waiting in world.plan().pending if waiting.id == name)
 
 
 @pytest.mark.covers("F82")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_wait_for_min_runtime_has_a_code_of_its_own(engine: str) -> None:
-    result = {item.id: item for item in ENGINES[engine](read_snapshot(CASE.read_text())).pending}
+    result = {waiting.id: waiting for waiting in ENGINES[engine](read_snapshot(CASE.read_text())).pending}
     assert (result["b1"].code, result["b1"].rule) == ("protected", "min_runtime")
 
 
@@ -159,11 +159,11 @@ def test_both_engines_find_the_same_waits(part: int) -> None:
         for world in (contended_world(Random(seed)), in_two_pools(contended_world(Random(seed)), Random(seed))):
             snapshot = with_deferrals(world, Random(seed + 1)).snapshot()
             plan = schedule(snapshot)
-            result = differences(plan, reference.schedule(snapshot))
-            assert not result, f"{seed}: fast and reference differ: {result}"
-            codes |= {item.code for item in plan.pending}
-            for item in plan.pending:
-                if item.code in ("protected", "patience"):
-                    assert item.not_before is not None
-                    assert item.not_before > snapshot.now, f"{seed}: the wait of {item} is over"
+            differing = differences(plan, reference.schedule(snapshot))
+            assert not differing, f"{seed}: fast and reference differ: {differing}"
+            codes |= {waiting.code for waiting in plan.pending}
+            for waiting in plan.pending:
+                if waiting.code in ("protected", "patience"):
+                    assert waiting.not_before is not None
+                    assert waiting.not_before > snapshot.now, f"{seed}: the wait of {waiting} is over"
     assert {"protected", "patience"} <= codes

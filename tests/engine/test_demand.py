@@ -29,7 +29,7 @@ def without_reasons(world: World) -> Plan:
 
 
 def ids(plan: Plan) -> list[str]:
-    return [item.id for item in plan.demand]
+    return [demand.id for demand in plan.demand]
 
 
 @pytest.mark.covers("F49")
@@ -54,8 +54,8 @@ def test_both_engines_find_the_same_demand_with_and_without_reasons(
         world = kind(Random(seed))
         for _ in range(2):
             plan = schedule(world.snapshot())
-            result = differences(plan, reference.schedule(world.snapshot()))
-            assert not result, f"seed {seed}: fast and reference differ: {result}"
+            differing = differences(plan, reference.schedule(world.snapshot()))
+            assert not differing, f"seed {seed}: fast and reference differ: {differing}"
             other = without_reasons(world)
             assert (plan.demand, plan.scale) == (other.demand, other.scale), f"seed {seed}"
             entries += len(plan.demand)
@@ -98,7 +98,7 @@ def test_a_standing_engine_finds_the_demand_of_a_new_one_and_is_left_as_it_was()
 def test_a_limit_counts_once_over_all_pools(engine: str, pools: tuple[str, ...]) -> None:
     world = cloud(engine).pool("spot", nodes=0, kind="autoscaled").team("a", limit=3)
     world.profile("one", 1, pools=pools).jobs("j1 j2 j3 j4 j5", "a", "one")
-    assert [(item.id, item.pools) for item in world.plan().demand] == [(f"j{at}", pools) for at in (1, 2, 3)]
+    assert [(demand.id, demand.pools) for demand in world.plan().demand] == [(f"j{at}", pools) for at in (1, 2, 3)]
 
 
 @pytest.mark.covers("F49")
@@ -110,7 +110,7 @@ def test_a_limit_of_one_pool_holds_wherever_each_workload_runs(engine: str) -> N
     world.policies["a"] = replace(world.policies["a"], quotas=lines)
     world.profile("one", 1, pools=("cloud", "spot")).jobs("j1 j2 j3 j4 j5", "a", "one")
     both, second = ("cloud", "spot"), ("spot",)
-    assert [(item.id, item.pools) for item in world.plan().demand] == [
+    assert [(demand.id, demand.pools) for demand in world.plan().demand] == [
         ("j1", both),
         ("j2", both),
         ("j3", second),
@@ -164,7 +164,7 @@ def test_what_starts_or_is_nominated_is_no_demand(engine: str) -> None:
     world.run("a1", "a", "here", "p-1").submit("starts", "a", "here").run("a2", "a", "here", "p-1")
     world.submit("evicts", "b", "here").submit("waits", "a", "here")
     plan = world.step()
-    assert {item.preemptor for item in plan.evict} == {"evicts"}
+    assert {eviction.preemptor for eviction in plan.evict} == {"evicts"}
     assert ids(plan) == ["starts", "waits"]
     world.end("a1", "a2")
     plan = world.plan()
@@ -302,6 +302,6 @@ def test_without_machines_to_launch_a_pool_that_may_not_grow_says_so(gpus: int) 
     world.jobs("j1 j2", "a", "p")
     plain = IncrementalEngine(world.snapshot())
     plain.demand = False
-    waiting = {item.id: item.code for item in plain.plan(world.now).pending}
+    waiting = {waiting.id: waiting.code for waiting in plain.plan(world.now).pending}
     assert waiting["j2"] == "over_budget"
-    assert "over_budget" not in {item.code for item in world.plan().pending}
+    assert "over_budget" not in {waiting.code for waiting in world.plan().pending}

@@ -158,9 +158,9 @@ def test_a_limit_that_was_lowered_meanwhile_lets_a_gang_go_on_with_its_least() -
 
 def test_the_picker_says_that_a_gang_goes_on_with_fewer_workers() -> None:
     world = gang()
-    result = WhatIf(world.snapshot()).offer("b", "gpu8", owner="bo")
-    assert world.say(result) == "Ready in 30 s or less: 1 gang goes on with fewer workers, no job is stopped."
-    assert [victim.id for victim in result.moved] == ["g"]
+    offer = WhatIf(world.snapshot()).offer("b", "gpu8", owner="bo")
+    assert world.say(offer) == "Ready in 30 s or less: 1 gang goes on with fewer workers, no job is stopped."
+    assert [victim.id for victim in offer.moved] == ["g"]
 
 
 def test_a_gang_that_is_wider_than_its_least_moves_as_wide_as_it_is() -> None:

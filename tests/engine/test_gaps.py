@@ -187,14 +187,14 @@ def test_offers_list_moves_and_terminating_work() -> None:
     world = World().pool("p", nodes=2, gpus=4).team("a", reserved=4).team("b", reserved=4)
     world.profile("one", 1).profile("two", 2).profile("four", 4)
     world.run("a1", "a", "two", "p-1").run("a2", "a", "two", "p-2")
-    result = WhatIf(world.snapshot()).offer("b", "four", owner="bo")
-    assert world.say(result) == "Ready in 30 s or less: 1 job moves to other GPUs, no job is stopped."
+    offer = WhatIf(world.snapshot()).offer("b", "four", owner="bo")
+    assert world.say(offer) == "Ready in 30 s or less: 1 job moves to other GPUs, no job is stopped."
     world = pair().jobs("b1 b2", "b", "two")
     world.reconcile()
     world.session("s", "a", "one").step()
     world.end("s")
-    result = WhatIf(world.snapshot()).offer("a", "one", owner="ana")
-    assert world.say(result) == "Ready in 28 s or less: the GPUs are about to be free."
+    offer = WhatIf(world.snapshot()).offer("a", "one", owner="ana")
+    assert world.say(offer) == "Ready in 28 s or less: the GPUs are about to be free."
 
 
 def test_what_a_team_could_start_respects_capacity_and_static_quotas() -> None:
@@ -285,4 +285,4 @@ def test_a_nomination_that_outlives_its_quota_starts_by_right_once_another_one_e
     world.change("single", nomination=(Placed(0, "p-1", (0,)),))
     plan = check(world, ENGINES[engine], Random(7))
     assert [(start.id, start.in_quota) for start in plan.start] == [("single", True)], "the team never borrows"
-    assert [item.code for item in plan.pending] == ["never_over_quota"]
+    assert [waiting.code for waiting in plan.pending] == ["never_over_quota"]

@@ -134,7 +134,7 @@ def lent(engine: str = "fast", **shared: Any) -> World:
 
 
 def evicted(plan: Plan) -> list[str]:
-    return sorted(item.id for item in plan.evict)
+    return sorted(eviction.id for eviction in plan.evict)
 
 
 @pytest.mark.covers(*ROWS)
@@ -147,9 +147,9 @@ def test_work_over_quota_makes_way_where_a_guaranteed_start_lacks_only_cpu_of_th
     plan = check(world, world.engine, Random(7))
     assert evicted(plan) == ["s3", "s4"], "the fewest, started last: 4 cores"
     if engine == "fast":
-        message = world.say(next(item for item in plan.evict if item.id == "s4"))
+        message = world.say(next(eviction for eviction in plan.evict if eviction.id == "s4"))
         assert message.endswith("The start is in pool whole, and gets CPU of m, which both pools share.")
-        assert {item.numbers["pool"] for item in plan.evict} == {"slices"}
+        assert {eviction.numbers["pool"] for eviction in plan.evict} == {"slices"}
     world.release()
     assert starts(world.step()) == ["g1"]
     assert not world.plan().acts
@@ -414,8 +414,8 @@ def live_crowded(seed: int, events: int, shared: bool = False) -> None:
     engine = ENGINES["fast" if seed % 2 else "reference"]
     for number in range(events):
         snapshot = world.snapshot()
-        result = differences(schedule(snapshot), reference.schedule(snapshot))
-        assert not result, f"fast and reference differ: {result}"
+        differing = differences(schedule(snapshot), reference.schedule(snapshot))
+        assert not differing, f"fast and reference differ: {differing}"
         before = exceeded(world)
         check(world, engine, Random(7))
         assert exceeded(world).items() <= before.items(), "I1: a machine is given more than it has"
@@ -445,8 +445,8 @@ def live_through(seed: int, events: int) -> None:
     for _ in range(events):
         happen_on_hosts(world, random)
         snapshot = world.snapshot()
-        result = differences(schedule(snapshot), reference.schedule(snapshot))
-        assert not result, f"fast and reference differ: {result}"
+        differing = differences(schedule(snapshot), reference.schedule(snapshot))
+        assert not differing, f"fast and reference differ: {differing}"
         before = exceeded(world)
         check(world, engine, Random(7))
         assert exceeded(world).items() <= before.items(), "I1: a machine is given more than it has"

@@ -50,11 +50,11 @@ def _could_stop_less(world: World, plan: Plan) -> bool:
         if not _returns(world, served, group):
             return True
         returning = True
-    return returning and _any_returns(world, served, [item.id for item in plan.evict])
+    return returning and _any_returns(world, served, [eviction.id for eviction in plan.evict])
 
 
 def _returns(world: World, served: Iterable[str], group: Iterable[Leaving]) -> bool:
-    return _any_returns(world, served, [item.victim.id for item in group if not item.kept])
+    return _any_returns(world, served, [leaving.victim.id for leaving in group if not leaving.kept])
 
 
 def _any_returns(world: World, served: Iterable[str], stopped: list[str]) -> bool:
@@ -70,7 +70,7 @@ def _evicts(world: World, served: Iterable[str], stopped: list[str], name: str) 
     for _ in range(ROUNDS):
         other.release()
         plan = other.plan()
-        if any(item.preemptor == name for item in plan.evict):
+        if any(eviction.preemptor == name for eviction in plan.evict):
             return True
         if not plan.acts:
             return False
@@ -122,4 +122,4 @@ def test_a_victim_is_spared_where_its_preemptors_have_room_in_an_order_of_their_
         world.change(name, placement=tuple(replace(placed, devices=(placed.worker,)) for placed in placement))
     world.submit("b", "b", "one").submit("c", "c", "one", preemptible=False).jobs("b1 b2", "b", "halves")
     plan = check(world, ENGINES[engine], Random(7))
-    assert {item.id for item in plan.evict} == {"w0", "w1", "w2"}
+    assert {eviction.id for eviction in plan.evict} == {"w0", "w1", "w2"}

@@ -166,8 +166,8 @@ def test_the_incremental_engine_follows_nodes_that_are_opened_to_sessions_and_cl
 
 def _same(snapshot: Snapshot) -> Plan:
     plan = schedule(snapshot)
-    result = differences(plan, reference.schedule(snapshot))
-    assert not result, f"fast and reference differ: {result}"
+    differing = differences(plan, reference.schedule(snapshot))
+    assert not differing, f"fast and reference differ: {differing}"
     return plan
 
 

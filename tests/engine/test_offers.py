@@ -21,18 +21,18 @@ def lab() -> World:
 @pytest.mark.covers("N03")
 def test_an_offer_that_fits_is_ready_now() -> None:
     world = lab()
-    result = WhatIf(world.snapshot()).offer("devops", "gpu1", owner="bo")
-    assert (result.code, result.reason, world.say(result)) == ("ready_now", "starting", "Ready now.")
+    offer = WhatIf(world.snapshot()).offer("devops", "gpu1", owner="bo")
+    assert (offer.code, offer.reason, world.say(offer)) == ("ready_now", "starting", "Ready now.")
 
 
 @pytest.mark.covers("N03", "F40")
 def test_ready_after_reclaim_has_a_time_and_victims() -> None:
     world = lab()
-    result = WhatIf(world.snapshot()).offer("devops", "gpu2", owner="bo")
-    assert result.code == "ready_after_reclaim"
-    assert result.seconds == 30
-    assert [(v.id, v.owner, v.policy, v.gpus) for v in result.victims] == [("r9", "ana", "rnd", GPU)]
-    assert world.say(result) == "Ready in 30 s or less: R&D's job r9 of ana (1 GPU) makes way."
+    offer = WhatIf(world.snapshot()).offer("devops", "gpu2", owner="bo")
+    assert offer.code == "ready_after_reclaim"
+    assert offer.seconds == 30
+    assert [(v.id, v.owner, v.policy, v.gpus) for v in offer.victims] == [("r9", "ana", "rnd", GPU)]
+    assert world.say(offer) == "Ready in 30 s or less: R&D's job r9 of ana (1 GPU) makes way."
 
 
 def test_a_search_for_victims_pauses_at_every_node_and_finds_the_same() -> None:
@@ -48,19 +48,19 @@ def test_a_search_for_victims_pauses_at_every_node_and_finds_the_same() -> None:
     def pause() -> None:
         pauses[0] += 1
 
-    result = WhatIf(world.snapshot(), pause).offer("devops", "gpu2", owner="bo")
-    assert result.code == "ready_after_reclaim"
+    offer = WhatIf(world.snapshot(), pause).offer("devops", "gpu2", owner="bo")
+    assert offer.code == "ready_after_reclaim"
     assert pauses[0] >= 12
-    assert result == WhatIf(world.snapshot()).offer("devops", "gpu2", owner="bo")
+    assert offer == WhatIf(world.snapshot()).offer("devops", "gpu2", owner="bo")
 
 
 @pytest.mark.covers("N03", "F25")
 def test_a_session_beyond_the_reservation_is_refused_with_the_names_of_the_owners() -> None:
     world = lab()
     world.session("s1", "devops", "gpu2", owner="alice").session("s2", "devops", "gpu2", owner="bo").reconcile()
-    result = WhatIf(world.snapshot()).offer("devops", "gpu2", owner="carol")
-    assert result.code == "refused"
-    assert world.say(result) == "4 of your 5 guaranteed GPUs are in use: alice 2, bo 2; this session needs 2."
+    offer = WhatIf(world.snapshot()).offer("devops", "gpu2", owner="carol")
+    assert offer.code == "refused"
+    assert world.say(offer) == "4 of your 5 guaranteed GPUs are in use: alice 2, bo 2; this session needs 2."
     assert (
         world.say(WhatIf(world.snapshot()).offer("devops", "gpu6"))
         == "This session needs 6 GPUs; devops has 5 guaranteed."
@@ -70,26 +70,26 @@ def test_a_session_beyond_the_reservation_is_refused_with_the_names_of_the_owner
 @pytest.mark.covers("N03")
 def test_a_preemptible_session_runs_over_quota() -> None:
     world = lab().end("r9", "r8")
-    result = WhatIf(world.snapshot()).offer("rnd", "gpu2", preemptible=True)
-    assert result.code == "ready_now"
-    assert not result.in_quota
-    assert "over quota" in world.say(result)
+    offer = WhatIf(world.snapshot()).offer("rnd", "gpu2", preemptible=True)
+    assert offer.code == "ready_now"
+    assert not offer.in_quota
+    assert "over quota" in world.say(offer)
 
 
 @pytest.mark.covers("N03")
 def test_a_job_waits_for_the_limit() -> None:
     world = lab()
-    result = WhatIf(world.snapshot()).offer("rnd", "gpu1", kind="job")
-    assert (result.code, result.reason) == ("wait", "limit")
-    assert world.say(result) == "R&D uses 9 of its limit of 9 GPUs; this job needs 1."
+    offer = WhatIf(world.snapshot()).offer("rnd", "gpu1", kind="job")
+    assert (offer.code, offer.reason) == ("wait", "limit")
+    assert world.say(offer) == "R&D uses 9 of its limit of 9 GPUs; this job needs 1."
 
 
 @pytest.mark.covers("F02", "N03")
 def test_closed_and_too_large_are_refused() -> None:
     world = lab().profile("gpu16", 16).profile("closed", 1, policies=["devops"])
     assert WhatIf(world.snapshot()).offer("rnd", "gpu16", kind="job").reason == "too_large"
-    result = WhatIf(world.snapshot()).offer("rnd", "closed", kind="job")
-    assert (result.code, result.reason) == ("refused", "queue_closed")
+    offer = WhatIf(world.snapshot()).offer("rnd", "closed", kind="job")
+    assert (offer.code, offer.reason) == ("refused", "queue_closed")
 
 
 @pytest.mark.covers("F37", "N13")

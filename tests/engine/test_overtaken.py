@@ -40,7 +40,7 @@ def test_a_team_that_evicts_a_nominated_start_gives_back_what_it_borrowed_in_the
     _, plan, again = two_plans(engine)
     assert [start.id for start in plan.start] == ["nominated", "over"]
     assert not plan.evict
-    victims = {(item.id, item.preemptor) for item in again.evict}
+    victims = {(eviction.id, eviction.preemptor) for eviction in again.evict}
     assert victims == {("nominated", "session"), ("over", "session"), ("lent", "owner")}
 
 
@@ -64,7 +64,10 @@ def test_what_had_no_room_beside_a_nominated_start_evicts_with_the_one_that_evic
     world = full_node()
     check(world, ENGINES[engine], Random(7))
     assert {w.id for w in world.workloads.values() if w.state == "running"} == {"low", "nominated"}
-    assert {(item.id, item.preemptor) for item in world.plan().evict} == {("nominated", "session"), ("low", "high")}
+    assert {(eviction.id, eviction.preemptor) for eviction in world.plan().evict} == {
+        ("nominated", "session"),
+        ("low", "high"),
+    }
 
 
 @pytest.mark.covers("F14", "F15")
@@ -83,7 +86,9 @@ def test_what_was_nominated_or_started_evicts_nothing_in_the_next_plan() -> None
     before, plan, again = two_plans("fast")
     assert only_for_such_starts(before, plan, again)
     place = (Placed(0, "q-1", (0, 1)),)
-    twice = tuple(replace(item, nomination=place) if item.id == "session" else item for item in plan.pending)
+    twice = tuple(
+        replace(waiting, nomination=place) if waiting.id == "session" else waiting for waiting in plan.pending
+    )
     assert not only_for_such_starts(before, replace(plan, pending=twice), again)
 
 

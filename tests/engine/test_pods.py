@@ -93,8 +93,8 @@ def test_a_snapshot_file_has_the_pods_of_nodes() -> None:
 
 def compared(snapshot: Snapshot, seed: object) -> Plan:
     plan = schedule(snapshot)
-    result = differences(plan, reference.schedule(snapshot))
-    assert not result, f"{seed}: fast and reference differ: {result}"
+    differing = differences(plan, reference.schedule(snapshot))
+    assert not differing, f"{seed}: fast and reference differ: {differing}"
     return plan
 
 

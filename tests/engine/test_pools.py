@@ -57,7 +57,7 @@ def test_a_static_quota_of_all_pools_is_kept_beside_that_of_one(engine: str, ove
     plan = world.step()
     assert bool(plan.start) == starts
     if not starts:
-        assert [item.code for item in plan.pending] == ["static_quota"]
+        assert [waiting.code for waiting in plan.pending] == ["static_quota"]
 
 
 @pytest.mark.covers("F17")

@@ -44,8 +44,8 @@ def compare(world: World) -> Plan:
     """Plan with both engines, which must decide the same; return the plan of the fast one."""
     snapshot = world.snapshot()
     plan = schedule(snapshot)
-    result = differences(plan, reference.schedule(snapshot))
-    assert not result, f"fast and reference differ: {result}"
+    differing = differences(plan, reference.schedule(snapshot))
+    assert not differing, f"fast and reference differ: {differing}"
     return plan
 
 
@@ -236,8 +236,8 @@ def test_both_engines_decide_the_same_in_contended_worlds_that_once_differed(see
 @pytest.mark.parametrize("file", sorted(WORLDS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_both_engines_decide_the_same_in_worlds_that_once_differed(file: Path) -> None:
     snapshot = read_snapshot(file.read_text(encoding="utf-8"))
-    result = differences(schedule(snapshot), reference.schedule(snapshot))
-    assert not result, f"fast and reference differ: {result}"
+    differing = differences(schedule(snapshot), reference.schedule(snapshot))
+    assert not differing, f"fast and reference differ: {differing}"
 
 
 @pytest.mark.covers(*ROWS)

@@ -34,7 +34,7 @@ def test_a_job_over_quota_does_not_preempt_one_that_would_return_in_quota(engine
     world.submit("higher", "a", "there", priority=1)
     plan = world.plan()
     assert not plan.acts, "low would reclaim its GPUs from high, which would preempt it again"
-    assert [(item.id, item.code) for item in plan.pending] == [("higher", "limit")]
+    assert [(waiting.id, waiting.code) for waiting in plan.pending] == [("higher", "limit")]
 
 
 @pytest.mark.covers("F16", "F17")
@@ -44,7 +44,7 @@ def test_a_job_over_quota_preempts_one_that_could_not_return(engine: str) -> Non
     world.engine = ENGINES[engine]
     world.change("high", priority=0)
     world.submit("higher", "a", "there", priority=1)
-    assert [(item.id, item.preemptor) for item in world.step().evict] == [("high", "higher")]
+    assert [(eviction.id, eviction.preemptor) for eviction in world.step().evict] == [("high", "higher")]
     world.release().reconcile()
     assert world.named() == ["higher", "low"]
 
@@ -62,7 +62,7 @@ def test_a_job_that_moves_to_another_pool_counts_once_on_a_line_over_both(engine
     world.change("moves", state="checkpointing", evicted_for="owner", deadline=world.now + 30, nomination=place)
     world.engine = ENGINES[engine]
     world.submit("other", "a", "one")
-    assert [(item.id, item.preemptor) for item in world.step().evict] == [("borrows", "other")]
+    assert [(eviction.id, eviction.preemptor) for eviction in world.step().evict] == [("borrows", "other")]
     world.release().reconcile()
     assert world.named() == ["moves", "other", "owner"]
 
@@ -105,7 +105,7 @@ def test_a_gang_that_makes_way_moves_beside_its_workers_that_can_stay(engine: st
 @pytest.mark.parametrize("engine", ENGINES)
 def test_nothing_starts_where_a_victim_would_return_on_what_another_victim_leaves(engine: str) -> None:
     plan = check(jobs_that_leave_room_for_each_other(), ENGINES[engine], Random(7))
-    assert [(item.id, item.preemptor) for item in plan.evict] == [("v1", "h2")]
+    assert [(eviction.id, eviction.preemptor) for eviction in plan.evict] == [("v1", "h2")]
     assert not plan.start
     assert not plan.move
 
@@ -128,7 +128,7 @@ def test_a_start_that_could_evict_a_victim_again_does_not_make_way_for_it(engine
     world.change("lent", placement=(Placed(0, "p-1", (0, 1)),))
     world.jobs("x y", "a", "one", priority=-1)
     plan = check(world, ENGINES[engine], Random(7))
-    assert [(item.id, item.preemptor) for item in plan.evict] == [("lent", "y")]
+    assert [(eviction.id, eviction.preemptor) for eviction in plan.evict] == [("lent", "y")]
     assert not plan.move
     world.release().reconcile()
     assert world.named() == ["x", "y"]

@@ -66,7 +66,7 @@ def test_the_demand_is_that_of_the_reference() -> None:
         plan, plain = schedule(world.snapshot()), reference.schedule(world.snapshot())
         assert not differences(plan, plain), f"seed {seed}"
         grown += bool(plan.scale)
-        codes += any(item.code == "over_budget" for item in plan.pending)
+        codes += any(waiting.code == "over_budget" for waiting in plan.pending)
     assert grown > 30, "most worlds want nodes"
     assert codes > 30, "many reach the budget"
 

@@ -104,7 +104,7 @@ def judge(world: World, exact: bool) -> bool:
     if not in_quota(sums, preemptor) or fits(sums, preemptor, []):
         return False
     plan = world.plan()
-    chosen = tuple(sums.live[item.id] for item in (*plan.evict, *plan.move))  # a victim that gets room is moved
+    chosen = tuple(sums.live[change.id] for change in (*plan.evict, *plan.move))  # a victim that gets room is moved
     own = False
     result = list(solutions(sums, preemptor, own))
     if not result and preemptor.non_preemptible:

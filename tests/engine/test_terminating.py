@@ -191,8 +191,8 @@ def test_both_engines_decide_the_same_while_work_terminates_or_is_stuck(part: in
     for seed in range(40 * part, 40 * part + 40):
         for world in worlds(seed):
             snapshot = world.snapshot()
-            result = differences(schedule(snapshot), reference.schedule(snapshot))
-            assert not result, f"seed {seed}: fast and reference differ: {result}"
+            differing = differences(schedule(snapshot), reference.schedule(snapshot))
+            assert not differing, f"seed {seed}: fast and reference differ: {differing}"
 
 
 @pytest.mark.covers("F13", "F14", "F15", "F16", "F17")
