@@ -26,8 +26,8 @@ _MAX_CLASSES = 4_096
 class Queue:
     """An equivalence class of pending workloads: for the rules they differ only in owner and age.
 
-    It is formed by the engine; nobody submits to it, and no quota belongs to it. What one of its workloads is denied,
-    all of them are: so a queue is asked once, not once per workload.
+    The engine forms it: no workload is submitted to it, and no quota belongs to it. What one of its workloads is
+    denied, all of them are: so a queue is asked once, not once per workload.
     """
 
     account: Account

@@ -18,8 +18,8 @@ Key = tuple[object, ...]
 class Queue:
     """An equivalence class of pending workloads: they are alike for every rule but their owner and their age.
 
-    It is formed by the engine; nobody submits to it, and no quota belongs to it. What one of its workloads is denied,
-    all are: the queue leaves the admission cycle until its next round.
+    The engine forms it: no workload is submitted to it, and no quota belongs to it. What one of its workloads is
+    denied, all are: the queue leaves the admission cycle until its next round.
     """
 
     policy: str
