@@ -48,12 +48,7 @@ def serve(
         turn = key(cluster, queue, pool, workload, over_quota) if out else ()
         nominated = cluster.withdraw_nomination(workload)
         eligible_pools = [p for p in queue.pools if may(queue, p)]
-        startable_pools = eligible_pools
-        if nominated:
-            startable_pools = [
-                p for p in queue.pools if p in eligible_pools or nomination_outlives_quota(queue, nominated, p)
-            ]
-        # it starts there in quota
+        startable_pools = _startable_pools(queue, nominated, eligible_pools)
         nominated_in_quota = bool(nominated) and nominated[0].node.pool in eligible_pools
         may_start_here = pool in startable_pools or (
             bool(startable_pools) and queue.borrows and (over_quota or not nominated_in_quota)
@@ -96,6 +91,15 @@ def _queue_again(heads: QueueHeads, builder: PlanBuilder, waiting: list[Queue]) 
         back, owner = builder.returned.pop()
         if any(queue is back for queue in waiting):
             heads.enter_again(back, owner)
+
+
+def _startable_pools(
+    queue: Queue, nominated: tuple[WorkerPlacement, ...], eligible_pools: list[PoolState]
+) -> list[PoolState]:
+    """Return the pools in which a workload may start: the eligible ones, and that of a nomination that stays valid."""
+    if not nominated:
+        return eligible_pools
+    return [p for p in queue.pools if p in eligible_pools or nomination_outlives_quota(queue, nominated, p)]
 
 
 def _kept_elsewhere(queue: Queue, nominated: tuple[WorkerPlacement, ...], startable_pools: list[PoolState]) -> bool:

@@ -157,7 +157,6 @@ class Cycle:
             startable_pools = [
                 p for p in queue.pools if p in eligible_pools or self.nomination_outlives_quota(queue, nominated, p)
             ]
-            # it starts there in quota
             nominated_in_quota = bool(nominated) and self.cluster.nodes[nominated[0].node].pool in eligible_pools
             may_start_here = pool in startable_pools or (
                 bool(startable_pools) and queue.may_borrow and (over_quota or not nominated_in_quota)
