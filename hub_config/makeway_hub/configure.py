@@ -85,8 +85,8 @@ class Configuration:
 
     def set_defaults(self, c: Any) -> None:
         """Set what the site has not set; its later assignments replace it."""
-        for section, name, result in _defaults(self.settings, self._ports):
-            set_default(c[section], name, result)
+        for section, name, trait in _defaults(self.settings, self._ports):
+            set_default(c[section], name, trait)
         _set_users(c, self.settings)
         _set_spawner(c, self.settings)
 
@@ -308,9 +308,9 @@ def _check_classes(c: Any) -> None:
         ("proxy_class", ConfigurableHTTPProxy, "JupyterHub's configurable-http-proxy, which is the default"),
     ):
         if name in c.JupyterHub:
-            result = getattr(JupyterHub, name).validate(None, c.JupyterHub[name])
-            if not issubclass(result, needed):
-                raise CannotStart(f"c.JupyterHub.{name} = {result.__name__} cannot be used with Makeway: use {what}.")
+            chosen = getattr(JupyterHub, name).validate(None, c.JupyterHub[name])
+            if not issubclass(chosen, needed):
+                raise CannotStart(f"c.JupyterHub.{name} = {chosen.__name__} cannot be used with Makeway: use {what}.")
 
 
 def _check_traits(c: Any) -> None:

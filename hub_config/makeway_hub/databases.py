@@ -56,7 +56,7 @@ def check_no_copy(state: StateDirectory) -> None:
 def known_revisions(folder: Path) -> set[str]:
     """Return the versions to which the migrations in a folder lead."""
     texts = (file.read_text(encoding="utf-8") for file in folder.glob("*.py"))
-    return {result[1] for text in texts if (result := _REVISION.search(text))}
+    return {match[1] for text in texts if (match := _REVISION.search(text))}
 
 
 def check_hub_database(url: str) -> None:
@@ -78,8 +78,8 @@ def upgrade_service(state: StateDirectory, say: Callable[[str], object], env: Ma
     url = env.get("MAKEWAY_DB_URL", "").strip()
     if not url or url.startswith(_SQLITE):
         database = Path(url.removeprefix(_SQLITE)) if url else state.root / "makeway.sqlite"
-        result = revision_of(database)
-        if result is None or result == _newest():
+        revision = revision_of(database)
+        if revision is None or revision == _newest():
             return
         copy = database.with_name(f"{database.name}.{datetime.now():%Y-%m-%d-%H%M%S}")
         say(f"Upgrading the database {database}; a copy of it as it was is {copy.name} …")
@@ -94,10 +94,8 @@ def upgrade_service(state: StateDirectory, say: Callable[[str], object], env: Ma
         check=False,
     )
     if done.returncode:
-        message = done.stderr.strip().splitlines() or ["it does not say why"]
-        raise CannotStart(
-            f"The service's database could not be upgraded: {message[-1].removeprefix('makeway-quota: ')}"
-        )
+        lines = done.stderr.strip().splitlines() or ["it does not say why"]
+        raise CannotStart(f"The service's database could not be upgraded: {lines[-1].removeprefix('makeway-quota: ')}")
 
 
 def _newest() -> str:

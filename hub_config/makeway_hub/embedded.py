@@ -149,9 +149,9 @@ class Portal:
         slow_at = time.monotonic() + START_TIMEOUT
         wanted = ["/hub/health", f"{SERVICE_PATH}/healthz"]
         while wanted and hub.poll() is None and not self._signals:
-            result = Address.read(self.settings.state.address_file)
-            self._address = result or self._address
-            if result and answers(result.loopback_url + wanted[0], result.panel if len(wanted) == 1 else ""):
+            address = Address.read(self.settings.state.address_file)
+            self._address = address or self._address
+            if address and answers(address.loopback_url + wanted[0], address.panel if len(wanted) == 1 else ""):
                 wanted.pop(0)
                 continue
             if len(wanted) == 1 and self._cannot_start():

@@ -36,15 +36,15 @@ def stop_machines(settings: Settings) -> None:
     Without that they end by themselves, as machines of a cloud do: some time after the service is gone.
     """
     own = f"{settings.state.root / 'machines'}/"
-    result = []
+    machines = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if process.environ().get("LOCAL_MACHINE_FOLDER", "").startswith(own):
-                result.append(process)
-    for process in result:
+                machines.append(process)
+    for process in machines:
         with suppress(psutil.Error):
             process.terminate()
-    _, alive = psutil.wait_procs(result, TERM_TIMEOUT)
+    _, alive = psutil.wait_procs(machines, TERM_TIMEOUT)
     for process in alive:
         with suppress(psutil.Error):
             process.kill()

@@ -36,8 +36,8 @@ def version(node: str) -> int:
         output = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    result = re.match(r"v(\d+)\.", output)
-    return int(result[1]) if result else 0
+    match = re.match(r"v(\d+)\.", output)
+    return int(match[1]) if match else 0
 
 
 def find_proxy(env: Mapping[str, str] = os.environ) -> Path | None:

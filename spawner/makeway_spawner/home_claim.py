@@ -65,8 +65,8 @@ class HomeClaim(KubeSpawner):  # type: ignore[misc]
 
     async def _check_pvc_exists(self, pvc_name: str, namespace: str) -> bool:
         """Whether there is such a claim that is not another user's."""
-        result = await self._claim(pvc_name)
-        return result is not None and self._may_use(result)
+        claim = await self._claim(pvc_name)
+        return claim is not None and self._may_use(claim)
 
     async def _make_create_pvc_request(self, pvc: Any, request_timeout: float) -> bool:
         """Create the claim unless it is there; raise Refused where it is another user's."""

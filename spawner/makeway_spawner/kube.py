@@ -93,20 +93,20 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
         mine["enableServiceLinks"] = False  # else several variables for each Service of the namespace
         # The kubelet keeps the end of the log of a server that failed where the Hub reads it with the pod.
         log = {"terminationMessagePolicy": "FallbackToLogsOnError"}
-        result: dict[str, Any] = {
+        traits: dict[str, Any] = {
             "extra_pod_config": mine | own.extra_pod_config,
             "extra_container_config": log | own.extra_container_config,
         }
         if (lease := self._lease) is not None:
             chosen = self.preemptible_priority_class if lease.preemptible else self.guaranteed_priority_class
-            result["priority_class_name"] = chosen or own.priority_class_name
+            traits["priority_class_name"] = chosen or own.priority_class_name
             if lease.image:
-                result["image"] = lease.image
+                traits["image"] = lease.image
             site = {name: getattr(own, name) for name in pod.SITE}
-            result |= pod.settings(lease, own.user.name, self.instance, site)
-        before = {name: getattr(own, name) for name in result}
+            traits |= pod.settings(lease, own.user.name, self.instance, site)
+        before = {name: getattr(own, name) for name in traits}
         try:
-            for name, value in result.items():
+            for name, value in traits.items():
                 setattr(own, name, value)
             yield
         finally:

@@ -234,9 +234,9 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
     async def run_post_stop_hook(self) -> None:
         """Kill every process of the session that could still use its GPUs, then release them."""
         if self._lease is not None and self._lease.gpus:
-            remaining = await asyncio.to_thread(kill_marked, "MAKEWAY_SESSION", self._lease.id)
-            if remaining:
-                self.log.info("Killed %i processes left over from %s", remaining, self._log_name)
+            killed = await asyncio.to_thread(kill_marked, "MAKEWAY_SESSION", self._lease.id)
+            if killed:
+                self.log.info("Killed %i processes left over from %s", killed, self._log_name)
         await super().run_post_stop_hook()
 
     def load_state(self, state: dict[str, Any]) -> None:

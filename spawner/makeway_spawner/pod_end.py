@@ -80,8 +80,8 @@ def memory_limit(pod: Mapping[str, Any]) -> str:
     for one in (pod.get("spec") or {}).get("containers") or ():
         if one.get("name") == "notebook":
             text = str(((one.get("resources") or {}).get("limits") or {}).get("memory") or "")
-            result = _QUANTITY.fullmatch(text)
-            return memory(float(result[1]) * _UNITS.get(result[2], 1) / 2**20) if result else text
+            match = _QUANTITY.fullmatch(text)
+            return memory(float(match[1]) * _UNITS.get(match[2], 1) / 2**20) if match else text
     return ""
 
 

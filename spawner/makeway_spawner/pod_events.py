@@ -98,11 +98,11 @@ def placed(pod: Mapping[str, Any]) -> Step | None:
 def waiting(pod: Mapping[str, Any]) -> Step | None:
     """Return why a container of the pod waits for its image, from the pod itself: events may be dropped."""
     status = pod.get("status") or {}
-    for item in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        state = (item.get("state") or {}).get("waiting") or {}
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        state = (container.get("state") or {}).get("waiting") or {}
         if state.get("reason") in IMAGE_FAULTS:
             message = str(state.get("message") or state["reason"]).strip()
-            return Step("image", f"The image {item.get('image', '')} cannot be pulled: {message}", problem=True)
+            return Step("image", f"The image {container.get('image', '')} cannot be pulled: {message}", problem=True)
     return None
 
 
@@ -165,8 +165,8 @@ def silent_claims(pod: Mapping[str, Any]) -> list[str]:
     spec, conditions = pod.get("spec") or {}, (pod.get("status") or {}).get("conditions") or ()
     if spec.get("nodeName") or any(one.get("type") == "PodScheduled" for one in conditions):
         return []
-    result = ((one.get("persistentVolumeClaim") or {}).get("claimName") for one in spec.get("volumes") or ())
-    return [str(name) for name in result if name]
+    claims = ((one.get("persistentVolumeClaim") or {}).get("claimName") for one in spec.get("volumes") or ())
+    return [str(name) for name in claims if name]
 
 
 def cannot_be_pulled(pod: Mapping[str, Any]) -> bool:

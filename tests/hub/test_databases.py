@@ -73,15 +73,15 @@ def test_the_newest_version_is_the_last_migration(state: StateDirectory) -> None
 
 
 def test_an_old_database_is_upgraded_after_a_copy(state: StateDirectory) -> None:
-    database, message = state.root / "makeway.sqlite", list[str]()
+    database, messages = state.root / "makeway.sqlite", list[str]()
     env = {"PATH": os.environ["PATH"]}
     set_revision(database, "0001")
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("CREATE TABLE kept (text TEXT)")
     with pytest.raises(CannotStart, match=r"^The service's database could not be upgraded: \S"):
-        databases.upgrade_service(state, message.append, env)  # it has none of the tables of that version
+        databases.upgrade_service(state, messages.append, env)  # it has none of the tables of that version
     (copy,) = state.root.glob("makeway.sqlite.2*")
-    assert copy.name in message[0]
+    assert copy.name in messages[0]
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     assert databases.revision_of(copy) == "0001"
     with closing(sqlite3.connect(copy)) as connection:
@@ -89,13 +89,13 @@ def test_an_old_database_is_upgraded_after_a_copy(state: StateDirectory) -> None
 
 
 def test_the_database_of_an_earlier_release_comes_up_to_date_and_then_stays(state: StateDirectory) -> None:
-    database, message = state.root / "makeway.sqlite", list[str]()
+    database, messages = state.root / "makeway.sqlite", list[str]()
     env = {"PATH": os.environ["PATH"]}
     earlier(database)
     assert databases.revision_of(database) == "0012"
-    databases.upgrade_service(state, message.append, env)
+    databases.upgrade_service(state, messages.append, env)
     assert databases.revision_of(database) == databases._newest()
-    assert len(message) == 1
+    assert len(messages) == 1
     databases.upgrade_service(state, pytest.fail, env)
 
 

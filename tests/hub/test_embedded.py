@@ -97,13 +97,13 @@ def test_system_mode_without_root_is_refused(tmp_path: Path, monkeypatch: pytest
 def test_secrets_and_ports_stay_the_same(tmp_path: Path) -> None:
     first = StateDirectory(tmp_path)
     first.create()
-    message = (first.secret("a"), first.password(), first.ports())
+    before = (first.secret("a"), first.password(), first.ports())
     assert (
         StateDirectory(tmp_path).secret("a"),
         StateDirectory(tmp_path).password(),
         StateDirectory(tmp_path).ports(),
-    ) == message
-    assert len(message[1]) == 19
+    ) == before
+    assert len(before[1]) == 19
 
 
 def test_a_port_is_chosen_that_no_outgoing_connection_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,10 +195,10 @@ def test_a_service_that_is_slow_to_start_is_waited_for_and_how_it_ends_is_told(
         portal.server.server_close()
         for number, handler in before.items():
             signal.signal(number, handler)
-    message = "".join(capfd.readouterr())
-    assert message.count("does not answer after 0 s, and is waited for") == 1
-    assert words in message
-    assert ("Makeway is ready" in message) == (code == 0)
+    output = "".join(capfd.readouterr())
+    assert output.count("does not answer after 0 s, and is waited for") == 1
+    assert words in output
+    assert ("Makeway is ready" in output) == (code == 0)
 
 
 @pytest.mark.e2e

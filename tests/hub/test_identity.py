@@ -205,7 +205,7 @@ def test_names_that_differ_in_capitals_only_are_two_people(story: Story) -> None
         with story.portal.client(story.tokens[name]) as client:
             assert (client.me().name, client.me().teams) == (name, teams)
             assert {job.id for job in client.jobs(mine=True, limit=1000).jobs} == set(story.jobs[name].values())
-            assert client.storage().mine == sum(item.bytes for item in client.storage().accounts) > 0
+            assert client.storage().mine == sum(account.bytes for account in client.storage().accounts) > 0
             with pytest.raises(MakewayError) as refused:
                 client.cancel(story.jobs[other]["pending"])
             assert refused.value.status in (403, 404)

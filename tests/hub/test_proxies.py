@@ -111,8 +111,8 @@ async def test_the_hub_reaches_kubernetes_without_the_proxy_and_without_the_oper
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]
-    result = Configuration(host=f"http://127.0.0.1:{port}", api_key={"BearerToken": "Bearer of-the-hub"})
-    monkeypatch.setattr(Configuration, "_default", result)
+    configuration = Configuration(host=f"http://127.0.0.1:{port}", api_key={"BearerToken": "Bearer of-the-hub"})
+    monkeypatch.setattr(Configuration, "_default", configuration)
     from kubernetes_asyncio.client import CoreV1Api
 
     api = CoreV1Api()

@@ -318,9 +318,9 @@ def test_hooks_and_plain_traits_of_the_site_stay(read: READ, where: str) -> None
 def test_users_of_the_site_join_those_of_the_demo_or_replace_them(read: READ, where: str) -> None:
     lines = "c.Authenticator.allowed_users = {'eva'}\nc.JupyterHub.load_groups = {'rnd': {'users': ['eva']}}"
     app = read(**{where: lines})
-    result = app.config.Authenticator.allowed_users
-    assert "eva" in result
-    assert ("ana" in result) == (where == "before"), "an assignment after the call replaces what it set"
+    allowed = app.config.Authenticator.allowed_users
+    assert "eva" in allowed
+    assert ("ana" in allowed) == (where == "before"), "an assignment after the call replaces what it set"
     assert app.load_groups["rnd"] == {"users": ["eva"]}
 
 

@@ -94,19 +94,19 @@ class KubeFake:
         return web.json_response(self.add(kind, {**body, "status": {"phase": "Pending"}}), status=201)
 
     def _one(self, method: str, kind: str, name: str) -> web.Response:
-        result = self.objects[kind].get(name)
-        if result is None:
+        stored = self.objects[kind].get(name)
+        if stored is None:
             return _status(404, f"{kind} {name!r} not found")
         if method == "DELETE":
             if (
                 kind == "pods"
-                and (result.get("spec") or {}).get("nodeName")
-                and "containerStatuses" in result["status"]
+                and (stored.get("spec") or {}).get("nodeName")
+                and "containerStatuses" in stored["status"]
             ):
                 self.delete_pod(name)  # a kubelet confirms its end
             else:
                 self.remove(kind, name)
-        return web.json_response(result)
+        return web.json_response(stored)
 
     async def _watch(self, request: web.Request, kind: str) -> web.StreamResponse:
         response = web.StreamResponse()

@@ -81,8 +81,8 @@ async def test_a_home_of_kubespawner_6_is_found_after_refused_starts(
     for _ in range(refusals):
         state = await refused(spawner_of(state))  # a new object: the Hub was restarted in between
     quota.refusal = None
-    result, state = await claim_of_a_start(kube, spawner_of(state))
-    assert result == OLD
+    home, state = await claim_of_a_start(kube, spawner_of(state))
+    assert home == OLD
     assert list(kube.objects["persistentvolumeclaims"]) == [OLD], "no second, empty home"
     assert state["pvc_name"] == OLD
     again, _ = await claim_of_a_start(kube, spawner_of(state))
@@ -101,25 +101,25 @@ async def test_a_home_is_found_after_a_hub_was_killed_while_the_lease_was_pendin
     waiting.cancel()
     await asyncio.wait([waiting])
     quota.steps = []
-    result, _ = await claim_of_a_start(kube, spawner_of(stored))
-    assert result == OLD
+    home, _ = await claim_of_a_start(kube, spawner_of(stored))
+    assert home == OLD
 
 
 async def test_a_new_user_gets_a_claim_of_the_new_name(kube: KubeFake, quota: QuotaFake) -> None:
     quota.refusal = (409, "no_quota", "The team has no GPU left.")
     state = await refused(spawner_of({}))
     quota.refusal = None
-    result, _ = await claim_of_a_start(kube, spawner_of(state))
-    assert result.startswith(NEW)
-    assert list(kube.objects["persistentvolumeclaims"]) == [result]
+    home, _ = await claim_of_a_start(kube, spawner_of(state))
+    assert home.startswith(NEW)
+    assert list(kube.objects["persistentvolumeclaims"]) == [home]
 
 
 async def test_a_claim_of_the_new_name_comes_before_one_of_the_old(kube: KubeFake, quota: QuotaFake) -> None:
     new = spawner_of({}).pvc_name
     kube.add("persistentvolumeclaims", claim(OLD))
     kube.add("persistentvolumeclaims", claim(new))
-    result, _ = await claim_of_a_start(kube, spawner_of(STORED_7))
-    assert result == new
+    home, _ = await claim_of_a_start(kube, spawner_of(STORED_7))
+    assert home == new
 
 
 async def test_the_stored_name_counts_whatever_the_template_says_now(kube: KubeFake, quota: QuotaFake) -> None:
@@ -128,8 +128,8 @@ async def test_the_stored_name_counts_whatever_the_template_says_now(kube: KubeF
     quota.refusal = (409, "no_quota", "The team has no GPU left.")
     state = await refused(spawner_of(state, pvc_name_template="other-{user_server}"))
     quota.refusal = None
-    result, _ = await claim_of_a_start(kube, spawner_of(state, pvc_name_template="other-{user_server}"))
-    assert result == "volume-of-ana"
+    home, _ = await claim_of_a_start(kube, spawner_of(state, pvc_name_template="other-{user_server}"))
+    assert home == "volume-of-ana"
 
 
 @pytest.mark.parametrize("state", [FROM_6, STORED_7])
@@ -138,14 +138,14 @@ async def test_an_old_name_that_is_another_users_claim_is_not_taken(
 ) -> None:
     """KubeSpawner 6 wrote a-b as a-2db, which KubeSpawner 7 leaves to a user of that very name."""
     kube.add("persistentvolumeclaims", claim("claim-a-2db", "a-2db"))
-    result, _ = await claim_of_a_start(kube, spawner_of(dict(state), user="a-b"))
-    assert result == "claim-a-b"
+    home, _ = await claim_of_a_start(kube, spawner_of(dict(state), user="a-b"))
+    assert home == "claim-a-b"
 
 
 async def test_a_claim_that_a_site_made_by_hand_is_taken(kube: KubeFake, quota: QuotaFake) -> None:
     kube.add("persistentvolumeclaims", claim(OLD, None))
-    result, _ = await claim_of_a_start(kube, spawner_of(FROM_6))
-    assert result == OLD
+    home, _ = await claim_of_a_start(kube, spawner_of(FROM_6))
+    assert home == OLD
 
 
 async def test_a_claim_of_another_user_is_refused_in_words(kube: KubeFake, quota: QuotaFake) -> None:
@@ -159,8 +159,8 @@ async def test_a_claim_of_another_user_is_refused_in_words(kube: KubeFake, quota
 
 async def test_a_claim_that_users_share_is_taken_by_each(kube: KubeFake, quota: QuotaFake) -> None:
     kube.add("persistentvolumeclaims", claim("homes", "bo"))
-    result, _ = await claim_of_a_start(kube, spawner_of({}, pvc_name_template="homes"))
-    assert result == "homes"
+    home, _ = await claim_of_a_start(kube, spawner_of({}, pvc_name_template="homes"))
+    assert home == "homes"
 
 
 async def test_an_account_that_may_not_read_claims_makes_no_second_home(kube: KubeFake, quota: QuotaFake) -> None:
@@ -170,25 +170,25 @@ async def test_an_account_that_may_not_read_claims_makes_no_second_home(kube: Ku
     with pytest.raises(Refused, match="has to give the Hub's account this right"):
         await claim_of_a_start(kube, spawner_of(FROM_6))
     assert list(kube.objects["persistentvolumeclaims"]) == [OLD]
-    result, state = await claim_of_a_start(kube, spawner_of({}, user="bo"))
+    home, state = await claim_of_a_start(kube, spawner_of({}, user="bo"))
     again, _ = await claim_of_a_start(kube, spawner_of(state, user="bo"))
-    assert result == again == "claim-bo"
+    assert home == again == "claim-bo"
 
 
 async def test_a_claim_that_was_deleted_is_made_anew(kube: KubeFake, quota: QuotaFake) -> None:
-    result, state = await claim_of_a_start(kube, spawner_of({}))
-    kube.remove("persistentvolumeclaims", result)
+    home, state = await claim_of_a_start(kube, spawner_of({}))
+    kube.remove("persistentvolumeclaims", home)
     again, _ = await claim_of_a_start(kube, spawner_of(state))
-    assert again == result
-    assert list(kube.objects["persistentvolumeclaims"]) == [result]
+    assert again == home
+    assert list(kube.objects["persistentvolumeclaims"]) == [home]
 
 
 async def test_a_home_of_kubespawner_6_is_found_once_its_empty_successor_is_deleted(
     kube: KubeFake, quota: QuotaFake
 ) -> None:
     kube.add("persistentvolumeclaims", claim(OLD))
-    result, _ = await claim_of_a_start(kube, spawner_of({**STORED_7, "pvc_name": spawner_of({}).pvc_name}))
-    assert result == OLD
+    home, _ = await claim_of_a_start(kube, spawner_of({**STORED_7, "pvc_name": spawner_of({}).pvc_name}))
+    assert home == OLD
 
 
 async def test_the_namespace_and_the_pod_of_kubespawner_6_stay_while_the_pod_runs(kube: KubeFake) -> None:

@@ -41,9 +41,9 @@ def test_logs_of_users_and_servers_do_not_meet() -> None:
 @pytest.mark.parametrize("letter", ["a", "é", "日", "\U0001f600"])
 def test_long_names_fit_in_a_file_system_and_do_not_meet(tmp_path: Path, letter: str) -> None:
     names = [letter * count for count in range(1, 256)]
-    result = {file_name(name) for name in names}
-    assert len(result) == len(names)
-    for path in (*result, *(log_name(name, other) for name in names[-3:] for other in names[-3:])):
+    file_names = {file_name(name) for name in names}
+    assert len(file_names) == len(names)
+    for path in (*file_names, *(log_name(name, other) for name in names[-3:] for other in names[-3:])):
         (tmp_path / path).touch()
     assert len({log_name(name, other) for name in names[-3:] for other in names[-3:]}) == 9
 

@@ -35,9 +35,9 @@ def hub_of(release: str, chart: str = "makeway", state: Any = None, **traits: An
 
 
 def pod_of(release: str, name: str = "jupyter-ana", chart: str = "makeway") -> dict[str, Any]:
-    result = {**labels(release, chart), "component": "singleuser-server"}
+    pod_labels = {**labels(release, chart), "component": "singleuser-server"}
     return {
-        "metadata": {"name": name, "labels": result},
+        "metadata": {"name": name, "labels": pod_labels},
         "spec": {"nodeName": "n0", "containers": [{"name": "notebook"}]},
         "status": {
             "phase": "Running",

@@ -157,9 +157,9 @@ def test_the_reserve_is_given_up_part_by_part_and_taken_again(tmp_path: Path, mo
     assert reserve.before_write()
     assert len(list((tmp_path / "reserve").iterdir())) == SLICES, "nothing is given up while there is room"
     free = LOW - 1
-    for remaining in reversed(range(SLICES)):
+    for slices in reversed(range(SLICES)):
         assert reserve.before_write()
-        assert len(list((tmp_path / "reserve").iterdir())) == remaining
+        assert len(list((tmp_path / "reserve").iterdir())) == slices
     assert not reserve.before_write()
     reserve.fill()
     assert list((tmp_path / "reserve").iterdir()) == [], "not while the disk is full"
@@ -184,8 +184,8 @@ def test_what_would_pass_a_limit_is_refused_in_the_transaction_that_writes_it(st
             for at, size in enumerate(sizes)
         ]  # fmt: skip
         return [
-            item.which if isinstance(item, TooMuchKept) else type(item).__name__
-            for item in store.add_workloads(new, now=0.0)
+            answer.which if isinstance(answer, TooMuchKept) else type(answer).__name__
+            for answer in store.add_workloads(new, now=0.0)
         ]
 
     assert tries("ana", "rnd", 10_000, 4000) == ["Workload", "share"]

@@ -105,14 +105,14 @@ ORDERED = {"ix_workloads_submitted_at_id", "ix_workloads_live", "ix_machines_req
 @contextmanager
 def statements(store: Store) -> Iterator[list[tuple[str, Any]]]:
     """Collect every statement that the store runs, with its parameters."""
-    result: list[tuple[str, Any]] = []
+    recorded: list[tuple[str, Any]] = []
 
     def heard(connection: object, cursor: object, statement: str, parameters: Any, *_: object) -> None:
-        result.append((statement, parameters))
+        recorded.append((statement, parameters))
 
     event.listen(store._database.engine, "before_cursor_execute", heard)
     try:
-        yield result
+        yield recorded
     finally:
         event.remove(store._database.engine, "before_cursor_execute", heard)
 
@@ -143,25 +143,25 @@ def test_no_read_scans_or_sorts_a_long_table(sqlite_url: str, name: str) -> None
     store = open_store(sqlite_url)
     path = sqlite_url.removeprefix("sqlite:///")
     fill(store, 100)
-    with statements(store) as result:
+    with statements(store) as recorded:
         for read in READS[name]:
             read(store)
     store.close()
-    assert result
-    assert {s: bad for s, p in result if s.startswith("SELECT") and (bad := scans(path, s, p))} == {}
+    assert recorded
+    assert {s: bad for s, p in recorded if s.startswith("SELECT") and (bad := scans(path, s, p))} == {}
 
 
 def test_no_cap_counts_by_a_scan(sqlite_url: str) -> None:
     store = open_store(sqlite_url)
     fill(store, 100)
-    with statements(store) as result:
+    with statements(store) as recorded:
         for number, cap in enumerate((Cap(2, "session", with_gpus=True), Cap(3, "job", ("pending",)))):
             new = NewWorkload(f"n{number}", cap.kind, "rnd", "gpu1", "ana", gpus=1000)
             store.add_workloads([(new, (), None, cap)], now=1.0)
     store.close()
     path = sqlite_url.removeprefix("sqlite:///")
-    assert len([s for s, _ in result if s.startswith("SELECT")]) > 4
-    assert {s: bad for s, p in result if s.startswith("SELECT") and (bad := scans(path, s, p))} == {}
+    assert len([s for s, _ in recorded if s.startswith("SELECT")]) > 4
+    assert {s: bad for s, p in recorded if s.startswith("SELECT") and (bad := scans(path, s, p))} == {}
 
 
 def test_what_a_submission_adds_is_found_from_its_contents(sqlite_url: str) -> None:
@@ -169,13 +169,13 @@ def test_what_a_submission_adds_is_found_from_its_contents(sqlite_url: str) -> N
     store = open_store(sqlite_url)
     fill(store, 100)
     new = [NewWorkload(f"n{at}", "job", "rnd", "gpu1", "ana", gpus=1000) for at in range(4)]
-    with statements(store) as result:
+    with statements(store) as recorded:
         store.add_workloads([(item, [("a", b"new", False)], None) for item in new[:2]], now=1.0)
         for item in new[2:]:
             store.add_workload(item, FilesOf("n0"), now=1.0)
     store.close()
     path = sqlite_url.removeprefix("sqlite:///")
-    [looked] = [(s, p) for s, p in result if "JOIN workloads" in s]
+    [looked] = [(s, p) for s, p in recorded if "JOIN workloads" in s]
     with sqlite3.connect(path) as bare:
         plan = [line for *_, line in bare.execute(f"EXPLAIN QUERY PLAN {looked[0]}", looked[1])]
     searches = [line.split(" (")[-1].rstrip(")") for line in plan if line.startswith("SEARCH")]
@@ -190,11 +190,11 @@ async def test_the_retention_scans_and_sorts_no_long_table(sqlite_url: str) -> N
         return True
 
     keeper = Retention(store, Keep(workloads=1.0, decisions=1.0, events=1.0), purge, lambda: None, rest=0.0)
-    with statements(store) as result:
+    with statements(store) as recorded:
         sweep = await keeper.sweep()
     assert sweep.report["removed"]["workloads"] == 100
     path = sqlite_url.removeprefix("sqlite:///")
-    checked = [(s, p) for s, p in result if s.startswith(("SELECT", "DELETE"))]
+    checked = [(s, p) for s, p in recorded if s.startswith(("SELECT", "DELETE"))]
     bad = {s: bad for s, p in checked if (bad := scans(path, s, p))}
     counted = "SELECT count(*) AS count_1 \nFROM workloads"
     assert {s: lines for s, lines in bad.items() if s != counted} == {}
@@ -209,11 +209,13 @@ def fill(store: Store, jobs: int) -> None:
         ids = [f"j{number}" for number in range(begin, min(begin + 200, jobs))]
         new = [NewWorkload(id, "job", "ops", "gpu1", "bo", gpus=1000) for id in ids]
         store.add_workloads([(one, (), None) for one in new], now=float(begin))
-        message = [NewDecision("finish", id, "ops", "bo", "succeeded", "because") for id in ids]
+        decisions = [NewDecision("finish", id, "ops", "bo", "succeeded", "because") for id in ids]
         for id in ids:
             for kind in ("log", "result"):
                 store.outputs.append((id, 1, 0), kind, 0, b"some output", 1000)
-        store.commit([Change(id, {"state": "succeeded", "ended_at": 1.0, "ran": 1.0}) for id in ids], message, now=1.0)
+        store.commit(
+            [Change(id, {"state": "succeeded", "ended_at": 1.0, "ran": 1.0}) for id in ids], decisions, now=1.0
+        )
     for number in range(5):
         mine = NewWorkload(f"m{number}", "job", "rnd", "gpu1", "ana", gpus=1000)
         store.add_workload(mine, decision=NewDecision("submit", mine.id, "rnd", "ana", "job", "because"), now=2.0)
@@ -249,5 +251,5 @@ def fill_more(store: Store, begin: int, end: int) -> None:
     """Write more ended jobs of the other team, older than what lives."""
     ids = [f"j{number}" for number in range(begin, end)]
     store.add_workloads([(NewWorkload(i, "job", "ops", "gpu1", "bo", gpus=1000), (), None) for i in ids], now=1.0)
-    message = [NewDecision("finish", id, "ops", "bo", "succeeded", "because") for id in ids]
-    store.commit([Change(id, {"state": "succeeded", "ended_at": 1.0, "ran": 1.0}) for id in ids], message, now=1.0)
+    decisions = [NewDecision("finish", id, "ops", "bo", "succeeded", "because") for id in ids]
+    store.commit([Change(id, {"state": "succeeded", "ended_at": 1.0, "ran": 1.0}) for id in ids], decisions, now=1.0)

@@ -299,8 +299,8 @@ def test_a_database_without_machines_gets_their_tables_and_goes_back_with_what_i
         store.close()
         with engine.begin() as connection:
             command.downgrade(alembic_config(connection), "0019")
-            remaining = set(inspect(connection).get_table_names())
-            assert not {name for name in remaining if "machine" in name or "deployment" in name}
+            tables = set(inspect(connection).get_table_names())
+            assert not {name for name in tables if "machine" in name or "deployment" in name}
             assert connection.execute(text("SELECT name, value FROM serials")).all() == [("worker_reports", 7)]
         store = open_store(url)
         assert (store.machines.live(), store.deployments.list()) == ([], [])

@@ -26,8 +26,8 @@ def add(
     store: Store, job: NewJob, id: str, owner: str, *, ended: bool = False, at: float = LATER, **more: object
 ) -> None:
     """Submit a job with its line in the decision log, and a key; end it if wanted."""
-    message = NewDecision("submit", id, "rnd", owner, "job", f"{owner} submits {id}.")
-    store.add_workload(job(id, owner=owner, **more), (), message, None, SubmissionKey(f"key-{id}", owner, "d"), now=at)
+    decision = NewDecision("submit", id, "rnd", owner, "job", f"{owner} submits {id}.")
+    store.add_workload(job(id, owner=owner, **more), (), decision, None, SubmissionKey(f"key-{id}", owner, "d"), now=at)
     if ended:
         store.commit([Change(id, {"state": "succeeded"})], now=at)
 
@@ -216,10 +216,10 @@ def test_names_that_change_hands_at_random_lose_and_mix_up_nothing(store: Store,
         at = dict(zip(rng.sample(names, len(people)), people, strict=True))
         listed = users(**{name: identity[person] for name, person in at.items()})
         store.people.meet(listed, gone - listed.keys(), LATER)
-        result = owners(store)
+        owner_of = owners(store)
         where = {person: name for name, person in at.items()}
         for person in mine:
             for id in (f"j{person}", f"e{person}"):
-                assert result[id] == where[person] if person in where else "/deleted-" in result[id]
-            session = result[f"s{person}"]
+                assert owner_of[id] == where[person] if person in where else "/deleted-" in owner_of[id]
+            session = owner_of[f"s{person}"]
             assert session == where.get(person) or session not in at, "no other person's"

@@ -74,9 +74,9 @@ def test_a_database_that_only_reads_is_refused(postgres: str) -> None:
 def test_the_database_of_another_program_is_refused(postgres: str, tables: list[str], words: str) -> None:
     url = empty_database(postgres)
     run(url, *(f"CREATE TABLE {name} (version_num text)" for name in tables))
-    with pytest.raises(StoreError, match=words) as result:
+    with pytest.raises(StoreError, match=words) as refused:
         open_store(url)
-    assert "make one for Makeway alone" in str(result.value)
+    assert "make one for Makeway alone" in str(refused.value)
 
 
 def test_an_empty_database_and_one_of_makeway_are_used(postgres: str) -> None:
@@ -87,9 +87,9 @@ def test_an_empty_database_and_one_of_makeway_are_used(postgres: str) -> None:
 
 def test_a_password_is_not_in_the_refusal(postgres: str) -> None:
     empty_database(postgres)
-    with pooler(postgres) as made, pytest.raises(StoreError) as result:
+    with pooler(postgres) as made, pytest.raises(StoreError) as refused:
         check_server(parse(made.url.replace("makeway@", "makeway:secret-word@")))
-    assert "secret-word" not in str(result.value)
+    assert "secret-word" not in str(refused.value)
 
 
 def test_connections_to_a_server_that_became_a_standby_are_left(postgres: str) -> None:

@@ -38,8 +38,8 @@ def keeper_of(store: Store) -> ProgressKeeper:
 
 def rows(store: Store) -> list[tuple[str, int]]:
     with store._database.read() as connection:
-        result = connection.execute(text("SELECT workload, length(progress) FROM progress ORDER BY workload"))
-        return [(row[0], row[1]) for row in result]
+        lengths = connection.execute(text("SELECT workload, length(progress) FROM progress ORDER BY workload"))
+        return [(row[0], row[1]) for row in lengths]
 
 
 def test_many_steps_are_one_write_and_one_row(keeper: ProgressKeeper, store: Store) -> None:

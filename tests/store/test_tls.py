@@ -66,9 +66,9 @@ def test_what_is_wrong_with_it_is_said_with_what_to_do(server: tuple[str, Path],
         with pytest.raises(StoreError) as refused:
             open_store(address)
         assert words in str(refused.value), address
-        with pytest.raises(StoreError) as result:
+        with pytest.raises(StoreError) as refused:
             check_database(address)
-        assert words in str(result.value), "doctor says the same"
+        assert words in str(refused.value), "doctor says the same"
         assert url.partition("makeway:")[2].partition("@")[0] not in str(refused.value), "no password"
 
 

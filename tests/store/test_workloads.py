@@ -171,8 +171,8 @@ def test_pages_are_newest_first_and_lose_nothing(store: Store, job) -> None:
     seen: list[str] = []
     cursor = None
     while True:
-        result, cursor = store.workloads(limit=4, cursor=cursor)
-        seen += [workload.id for workload in result]
+        page, cursor = store.workloads(limit=4, cursor=cursor)
+        seen += [workload.id for workload in page]
         if cursor is None:
             break
     assert seen == sorted(seen, key=lambda id: (int(id[1:]) // 10, id), reverse=True)

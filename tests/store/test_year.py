@@ -46,9 +46,9 @@ def day_of_work(store: Store, job, day: int, ids: Iterator[int]) -> None:  # typ
     for number in itertools.islice(ids, 1):
         id = f"j{number}"
         key = SubmissionKey(f"k{number}", name, "d")
-        message = NewDecision("submit", id, f"team{day // 7}", name, "job", "is submitted")
+        decision = NewDecision("submit", id, f"team{day // 7}", name, "job", "is submitted")
         files = [("f", bytes([number % 251]) * 2000 + str(number).encode(), False)]
-        store.add_workload(job(id, owner=name, team=f"team{day // 7}", source="x"), files, message, None, key, now=now)
+        store.add_workload(job(id, owner=name, team=f"team{day // 7}", source="x"), files, decision, None, key, now=now)
         opened = Attempt(id, 1, now)
         store.commit([Change(id, {"state": "running", "attempt": 1}, open_attempt=opened)], now=now)
         store.worker_reports.claim((id, 1, 0), f"launcher{number}", now)

@@ -152,7 +152,7 @@ async def test_a_workers_token_is_given_to_its_machine_alone_and_while_it_lives(
     tokens = {name: await fleet.node(name) for name in ("m-1", "m-2")}
     job = await fleet.placed()
     answers = {name: (await fleet.get(f"{name}/orders", token)).json() for name, token in tokens.items()}
-    [(name, order)] = [(name, item) for name, answer in answers.items() for item in answer["attempts"]]
+    [(name, order)] = [(name, attempt) for name, answer in answers.items() for attempt in answer["attempts"]]
     [place] = fleet.service.components.store.workload(job).placement  # type: ignore[union-attr]
     assert (place.node, place.backend) == (name, "machines")
     assert (order["job"], order["attempt"], order["worker"], order["devices"]) == (job, 1, 0, [0])
@@ -286,12 +286,12 @@ def test_a_token_of_a_machine_ages_and_names_its_boot() -> None:
     now = [1000.0]
     tokens = MachineTokens(b"s" * 32, lambda: now[0])
     token = tokens.token("m-1", BOOT)
-    result = []
+    checks = []
     for age in (0, TOKEN_SECONDS / 2 + 1, TOKEN_SECONDS + 1, RENEWAL_SECONDS + 1):
         now[0] = 1000.0 + age
-        result.append(tokens.check(token, "m-1"))
-    assert [one.validity for one in result] == ["valid", "old", "expired", "void"]
-    assert {one.boot for one in result[:3]} == {BOOT}
+        checks.append(tokens.check(token, "m-1"))
+    assert [one.validity for one in checks] == ["valid", "old", "expired", "void"]
+    assert {one.boot for one in checks[:3]} == {BOOT}
     now[0] = 1000.0
     assert tokens.check(token, "m-2").validity == "void"
     assert tokens.joining(token) == ""

@@ -36,7 +36,7 @@ def team(**changes: object) -> TeamUsage:
 
 
 def widths(svg: str, name: str) -> list[float]:
-    return [float(result) for result in re.findall(rf'class="seg {name} t0" x="[^"]*%" y="6" width="([^"]*)%"', svg)]
+    return [float(width) for width in re.findall(rf'class="seg {name} t0" x="[^"]*%" y="6" width="([^"]*)%"', svg)]
 
 
 def test_a_bar_adds_up_to_its_scale() -> None:
@@ -134,7 +134,7 @@ def test_a_heat_map_draws_every_gpu_once_in_the_colour_of_its_team() -> None:
 def test_tiles_of_a_heat_map_do_not_overlap() -> None:
     nodes = [full_node(f"n{i}", *["rnd"] * (i % 9)) for i in range(500)]
     svg = str(heat_map(large_pool(*nodes), DISPLAY))
-    boxes = [tuple(map(int, result)) for result in re.findall(r"M(\d+) (\d+)h(\d+)v", svg)]
+    boxes = [tuple(map(int, box)) for box in re.findall(r"M(\d+) (\d+)h(\d+)v", svg)]
     cells = [(x + step * GPU_WIDTH, y) for x, y, width in boxes for step in range((width + 1) // GPU_WIDTH)]
     assert len(cells) == len(set(cells)) == 4_000
     grid = Grid.of(nodes)
@@ -170,9 +170,9 @@ def test_a_heat_map_drawn_again_is_that_of_the_nodes_and_colours_of_now(monkeypa
         (nodes, DISPLAY),
     ]
     again = [heat_map(large_pool(*drawn), display) for drawn, display in cases]
-    for (drawn, display), result in zip(cases, again, strict=True):
+    for (drawn, display), drawing in zip(cases, again, strict=True):
         monkeypatch.setattr(heat, "_KNOWN", {})
-        assert heat_map(large_pool(*drawn), display) == result
+        assert heat_map(large_pool(*drawn), display) == drawing
     assert len(set(again)) == len(cases) - 1
 
 
@@ -218,7 +218,7 @@ def test_a_node_divided_evenly_among_pools_is_derived_once_in_each() -> None:
     other = half.model_copy(update={"pool": "h200", "devices": [Device(index=i, free=1) for i in range(8)]})
     facts = [facts_of(part) for part in (half, other)]
     assert [facts_of(part) for part in (half, other)] == facts
-    assert [item.teams for item in facts] == [{"rnd"}, frozenset()]
+    assert [node_facts.teams for node_facts in facts] == [{"rnd"}, frozenset()]
 
 
 def test_foreign_jobs_are_no_links() -> None:

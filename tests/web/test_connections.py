@@ -42,24 +42,24 @@ def test_the_oldest_idle_connection_of_the_largest_address_goes_first() -> None:
     hub = One("hub", 0.0)
     busy = One("many", None)
     proven, silent, later = One("many", 1.0), One("many", 3.0, requests=0), One("many", 2.0)
-    for item in (hub, busy, proven, silent, later, One("other", 0.0)):
-        connections.opened(item)
+    for connection in (hub, busy, proven, silent, later, One("other", 0.0)):
+        connections.opened(connection)
     connections.opened(One("hub", 9.0, requests=0))
     assert silent.dropped
     connections.opened(One("hub", 9.0, requests=0))
     assert proven.dropped
-    assert [item.dropped for item in (hub, busy, later)] == [False] * 3
+    assert [connection.dropped for connection in (hub, busy, later)] == [False] * 3
 
 
 def test_where_all_are_busy_the_new_one_is_refused() -> None:
     connections = Connections(limit=2)
     busy = [One("a", None), One("b", None)]
-    for item in busy:
-        connections.opened(item)
+    for connection in busy:
+        connections.opened(connection)
     new = One("c", 0.0, requests=0)
     connections.opened(new)
     assert new.dropped
-    assert not any(item.dropped for item in busy)
+    assert not any(connection.dropped for connection in busy)
     connections.closed(busy[0])
     connections.opened(other := One("c", 0.0, requests=0))
     assert not other.dropped
@@ -70,12 +70,12 @@ def test_where_all_are_busy_only_probes_and_the_hub_are_answered() -> None:
     tokens.add("of-the-spawner")
     connections = Connections(limit=8, tokens=tokens)  # two of them are reserved
     busy = [One(f"worker-{i}", None) for i in range(6)]
-    for item in busy:
-        connections.opened(item)
+    for connection in busy:
+        connections.opened(connection)
     beyond = [One("proxy", None), One("hub", None)]
-    for item in beyond:
-        connections.opened(item)
-    assert not any(item.dropped for item in (*busy, *beyond))
+    for connection in beyond:
+        connections.opened(connection)
+    assert not any(connection.dropped for connection in (*busy, *beyond))
     spawner = [(b"host", b"a"), (b"authorization", b"token of-the-spawner")]
     for connection in beyond:
         for target in (b"/readyz", b"/healthz?x=1", b"/services/makeway/readyz"):
@@ -83,7 +83,7 @@ def test_where_all_are_busy_only_probes_and_the_hub_are_answered() -> None:
         assert connections.admits(connection, b"/services/makeway/api/v1/sessions", spawner)
         for headers in ([], [(b"authorization", b"token another")], [(b"authorization", b"")]):
             assert not connections.admits(connection, b"/services/makeway/", headers)
-    assert all(connections.admits(item, b"/services/makeway/", []) for item in busy)
+    assert all(connections.admits(connection, b"/services/makeway/", []) for connection in busy)
     connections.opened(last := One("other", 0.0, requests=0))
     assert last.dropped, "no more are possible"
     connections.closed(busy[0])
@@ -108,8 +108,8 @@ def test_what_answers_is_kept_beside_idle_connections_of_many_addresses(addresse
     connections = Connections(limit=100)
     busy = [One("proxy", None) for _ in range(50)]
     signed_in = [One("proxy", 0.0, requests=9, logged_in=True) for _ in range(20)]
-    for item in (*busy, *signed_in):
-        connections.opened(item)
+    for connection in (*busy, *signed_in):
+        connections.opened(connection)
     for i in range(1100):
         connections.opened(One(f"127.0.0.{2 + i % addresses}", float(i), requests=i % 3))
         if i % 10 == 0:
@@ -117,7 +117,7 @@ def test_what_answers_is_kept_beside_idle_connections_of_many_addresses(addresse
             assert not probe.dropped
             assert connections.admits(probe, b"/readyz", [])
             connections.closed(probe)
-    assert not any(item.dropped for item in (*busy, *signed_in))
+    assert not any(connection.dropped for connection in (*busy, *signed_in))
 
 
 class Large:
@@ -138,20 +138,20 @@ async def test_a_reader_that_takes_nothing_is_closed_and_a_slow_one_is_not() -> 
     async with served(Large(), Impatient) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**12)
         slow, other = await asyncio.open_connection("127.0.0.1", port, limit=2**12)
-        for item in (writer, other):
-            item.write(PROBE.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        for stream in (writer, other):
+            stream.write(PROBE.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
         received = 0
         async with asyncio.timeout(60):
             while part := await slow.read(2**18):
                 received += len(part)
                 await asyncio.sleep(0.01)
         assert received > 400 * 2**16, "it took more than a second, and some of it every moment"
-        remaining = 0
+        received = 0
         async with asyncio.timeout(60):
             with suppress(ConnectionResetError):
                 while part := await reader.read(2**20):
-                    remaining += len(part)
-        assert remaining < 400 * 2**16, "what the buffers held when it was closed"
+                    received += len(part)
+        assert received < 400 * 2**16, "what the buffers held when it was closed"
         writer.close()
         other.close()
 
@@ -258,8 +258,8 @@ def open_files_of(pid: int) -> int:
 async def test_eleven_hundred_idle_connections_cost_no_answer(tmp_path: Path, limit: str, kept: bool) -> None:
     async with listening(Server(server_config(App(), port=0, lifespan="off"))) as port:
         pass  # a port that is free
-    soft, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(maximum, 8192), maximum))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
     errors = tmp_path / "errors"
     with errors.open("wb") as file:  # a pipe that is not read would block it
         server = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVE, str(port), limit, stderr=file)
@@ -279,7 +279,7 @@ async def test_eleven_hundred_idle_connections_cost_no_answer(tmp_path: Path, li
     finally:
         server.kill()
         await server.wait()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, maximum))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert b"Too many open files" not in errors.read_bytes()
 
 

@@ -92,8 +92,8 @@ async def test_a_job_is_submitted_without_fastapi(web: Portal, monkeypatch: pyte
 def test_the_routes_that_are_called_often_have_a_plan(operation: str) -> None:
     [route] = (
         route
-        for item in api.ROUTERS
-        for route in item.routes
+        for router in api.ROUTERS
+        for route in router.routes
         if isinstance(route, APIRoute) and route.operation_id == operation
     )
     assert direct_call(route) is not None

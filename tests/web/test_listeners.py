@@ -32,20 +32,20 @@ def test_everywhere_is_both_families_on_one_port() -> None:
     sockets = listeners("::", 0) or []
     port = sockets[0].getsockname()[1]
     assert reached(socket.AF_INET, "127.0.0.1", port)
-    if socket.AF_INET6 in {item.family for item in sockets}:
+    if socket.AF_INET6 in {listener.family for listener in sockets}:
         assert reached(socket.AF_INET6, "::1", port)
-    assert {item.getsockname()[1] for item in sockets} == {port}
-    for item in sockets:
-        item.close()
+    assert {listener.getsockname()[1] for listener in sockets} == {port}
+    for listener in sockets:
+        listener.close()
 
 
 @pytest.mark.parametrize("error", [errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL])
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_a_machine_with_one_family_is_served_by_that(monkeypatch: pytest.MonkeyPatch, family: int, error: int) -> None:
     without(monkeypatch, family, error=error)
-    (result,) = listeners("::", 0) or []
-    assert result.family != family
-    result.close()
+    (listener,) = listeners("::", 0) or []
+    assert listener.family != family
+    listener.close()
 
 
 def test_a_machine_without_any_and_a_port_in_use_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,6 @@ async def test_a_change_from_a_notebook_of_the_same_host_is_refused(apart: Porta
     id = await apart.running_job()
     browser = await apart.browser("ana")
     xsrf = (await browser.get(PREFIX)).text.partition('name="makeway-xsrf" content="')[2].partition('"')[0]
-    for message in ({"Sec-Fetch-Site": "same-site"}, {"Origin": "https://ana.gpus.example.com"}, {"Origin": HUB}):
-        answer = await browser.post(f"{PREFIX}jobs/{id}/cancel", data={"_xsrf": xsrf}, headers=message)
+    for headers in ({"Sec-Fetch-Site": "same-site"}, {"Origin": "https://ana.gpus.example.com"}, {"Origin": HUB}):
+        answer = await browser.post(f"{PREFIX}jobs/{id}/cancel", data={"_xsrf": xsrf}, headers=headers)
         assert answer.status_code == 403

@@ -29,14 +29,14 @@ class Reader(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        result = dict(attrs)
-        if tag == "style" or (tag == "script" and "src" not in result) or "style" in result:
+        attributes = dict(attrs)
+        if tag == "style" or (tag == "script" and "src" not in attributes) or "style" in attributes:
             self.inline.append(self.get_starttag_text() or tag)
-        self.inline += [f"{tag} {name}" for name in result if name.startswith(("on", "hx-on"))]
-        if result.get("id"):
-            self.ids.append(str(result["id"]))
-        if result.get("aria-labelledby"):
-            self.labelled.append(str(result["aria-labelledby"]))
+        self.inline += [f"{tag} {name}" for name in attributes if name.startswith(("on", "hx-on"))]
+        if attributes.get("id"):
+            self.ids.append(str(attributes["id"]))
+        if attributes.get("aria-labelledby"):
+            self.labelled.append(str(attributes["aria-labelledby"]))
 
     def handle_data(self, data: str) -> None:
         self.words.append(data)
@@ -88,7 +88,7 @@ async def test_pages_say_that_the_cluster_cannot_be_read(web: Portal) -> None:
     await web.run.converged()
     message = "as they were seen last, and nothing starts: the Kubernetes API server does not answer."
     live = ("panel", f"jobs/{id}", "nodes/virtual-1", "teams/rnd")
-    for path in (*(f"live/{item}" for item in live), "nodes", "workloads"):
+    for path in (*(f"live/{part}" for part in live), "nodes", "workloads"):
         assert message in words((await root.get(PREFIX + path)).text), path
     offers = await web.run.client("ana").offers(kind="session")
     assert message in (offers.problem or "")

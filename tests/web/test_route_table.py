@@ -58,8 +58,8 @@ def every_route() -> list[tuple[str, APIRoute]]:
     return [
         (prefix + route.path, route)
         for prefix, routers in below
-        for item in routers
-        for route in item.routes
+        for router in routers
+        for route in router.routes
         if isinstance(route, APIRoute)
     ]
 

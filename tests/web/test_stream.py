@@ -161,12 +161,12 @@ async def served(web: Portal) -> AsyncIterator[str]:
 
 async def collect(url: str, person: str, after: int | None, until: int) -> list[Event]:
     async with AsyncClient(url + PREFIX, person) as client:
-        result: list[Event] = []
+        events: list[Event] = []
         async for seen in client.events(after):
-            result.append(seen)
-            if len(result) >= until:
-                return result
-    return result
+            events.append(seen)
+            if len(events) >= until:
+                return events
+    return events
 
 
 async def test_the_stream_resumes_where_it_was_left(web: Portal, served: str) -> None:
@@ -344,7 +344,7 @@ async def test_the_feed_keeps_the_last_events_and_reads_older_ones(
         if number % 70 == 0:
             await feed.after(number)
     for after in (0, 1, kept, 8 * kept - 10, 8 * kept - 1):
-        result = [seen.id for seen in await feed.after(after)]
-        assert result == list(range(after + 1, min(after + 500, 8 * kept - 1) + 1))
+        ids = [seen.id for seen in await feed.after(after)]
+        assert ids == list(range(after + 1, min(after + 500, 8 * kept - 1) + 1))
     assert len(feed._events) <= 2 * kept
     store.close()

@@ -48,28 +48,28 @@ def makeway(portal: Portal, capfd: pytest.CaptureFixture[str], tmp_path: Path, m
     connection.disconnect()
     store = portal.store
     with portal.client("root") as root:
-        for result in root.deployments():
-            root.deployment_delete(result.name)
-            live = [one for one in store.machines.live() if one.deployment == result.name]
+        for deployment in root.deployments():
+            root.deployment_delete(deployment.name)
+            live = [one for one in store.machines.live() if one.deployment == deployment.name]
             gone = tuple(machine(id=one.id, version=one.version, state="gone") for one in live)
-            store.machines.commit(result.name, portal.term, MachineChanges(changed=gone))
-            assert store.deployments.close(result.name, portal.term, 1.0)
+            store.machines.commit(deployment.name, portal.term, MachineChanges(changed=gone))
+            assert store.deployments.close(deployment.name, portal.term, 1.0)
 
 
 @pytest.mark.covers("F58")
 @pytest.mark.parametrize("text", [CLOUD, CLOUD.replace("\n", "\r\n"), CLOUD.rstrip("\n"), f"\ufeff{CLOUD}"])
 def test_a_document_that_was_read_is_applied_without_a_change(makeway, portal: Portal, text: str) -> None:  # type: ignore[no-untyped-def]
     Path("x.yaml").write_bytes(text.encode())
-    message = makeway("apply", "-f", "x.yaml")
-    assert message.code == 0, message.err
-    assert message.out.startswith("The deployment cloud has version ")
-    assert "The deployment cloud is new." in message.out
+    result = makeway("apply", "-f", "x.yaml")
+    assert result.code == 0, result.err
+    assert result.out.startswith("The deployment cloud has version ")
+    assert "The deployment cloud is new." in result.out
     with portal.client("root") as root:
         before = root.deployment("cloud")
         assert before.document == text
         Path("y.yaml").write_bytes(makeway("get", "cloud").out.encode())
-        message = makeway("apply", "-f", "y.yaml")
-        assert message.out == f"The deployment cloud has version {before.version}. No change.\n"
+        result = makeway("apply", "-f", "y.yaml")
+        assert result.out == f"The deployment cloud has version {before.version}. No change.\n"
         assert root.deployment("cloud").version == before.version
 
 
@@ -92,9 +92,9 @@ def test_deployments_are_listed_paused_duplicated_and_deleted(makeway, portal: P
         makeway("resume", "cloud").out
         == "cloud: Nothing is launched: this service has no backend for machines. Add machines to MAKEWAY_BACKEND.\n"
     )
-    message = makeway("apply", "-f", "x.yaml", "--version", str(version))
-    assert (message.code, message.out) == (1, "")
-    assert f"Version {version} of the deployment cloud was edited, but it has version {version + 2}" in message.err
+    result = makeway("apply", "-f", "x.yaml", "--version", str(version))
+    assert (result.code, result.out) == (1, "")
+    assert f"Version {version} of the deployment cloud was edited, but it has version {version + 2}" in result.err
     store = portal.store
     rows = (machine(id="m-1", state="booting"), machine(id="m-2", state="failed", reason="stock_out"))
     assert store.machines.commit("cloud", portal.term, MachineChanges(rows))
@@ -119,18 +119,18 @@ def test_a_machine_is_shown_with_what_its_init_script_wrote(makeway, portal: Por
     row = machine(id="m-9", state="terminating", reason="init_failed")
     assert store.machines.commit("cloud", portal.term, MachineChanges((row,)))
     store.machine_log.write_output("m-9", "init", "no space left\x1b[2J\n", 3, 5.0)
-    message = makeway("machine", "cloud", "m-9")
-    assert "Its init script failed." in message.out
-    assert "── init, exit code 3\nno space left [2J\n" in message.out, "no control character reaches the terminal"
+    result = makeway("machine", "cloud", "m-9")
+    assert "Its init script failed." in result.out
+    assert "── init, exit code 3\nno space left [2J\n" in result.out, "no control character reaches the terminal"
     assert makeway("machine", "cloud", "m-0").err.startswith("makeway: The deployment cloud has no machine m-0")
 
 
 def test_every_mistake_is_printed_with_its_line(makeway) -> None:  # type: ignore[no-untyped-def]
     Path("x.yaml").write_text(CLOUD.replace("6.50", "-1").replace("pool: gpu", "pool: gpuu"))
     for verb in ("validate", "apply"):
-        message = makeway(verb, "-f", "x.yaml")
-        assert message.code == 1
-        assert [line.split(": ")[0] for line in message.err.splitlines()] == ["x.yaml:4", "x.yaml:6"]
+        result = makeway(verb, "-f", "x.yaml")
+        assert result.code == 1
+        assert [line.split(": ")[0] for line in result.err.splitlines()] == ["x.yaml:4", "x.yaml:6"]
     assert makeway("apply", "-f", "absent.yaml").err == (
         "makeway: absent.yaml cannot be read: No such file or directory.\n"
     )
@@ -138,9 +138,9 @@ def test_every_mistake_is_printed_with_its_line(makeway) -> None:  # type: ignor
 
 
 def test_people_are_told_that_it_is_for_administrators(makeway, ana: Client) -> None:  # type: ignore[no-untyped-def]
-    message = makeway("list")
-    assert message.code == 1
-    assert message.err.count("\n") == 1
+    result = makeway("list")
+    assert result.code == 1
+    assert result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("words", [("list",), ("get", "cloud"), ("apply", "-f", "x.yaml"), ("pause", "cloud")])
@@ -156,6 +156,6 @@ def test_an_older_service_is_named_as_the_reason(
 
     with monkeypatch.context() as older:
         older.setattr(Client, "_send", without_the_routes)
-        message = makeway(*words)
-    assert message.code == 1
-    assert message.err == "makeway: this service is of a release without deployments of machines; upgrade it first.\n"
+        result = makeway(*words)
+    assert result.code == 1
+    assert result.err == "makeway: this service is of a release without deployments of machines; upgrade it first.\n"

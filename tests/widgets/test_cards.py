@@ -65,7 +65,7 @@ def test_a_card_follows_its_job_to_the_end(notebook: Notebook, portal: Portal) -
     notebook.run("made = _; del made, _")  # nothing else holds the job
     until(notebook, card, "running", "Attempt")
     with portal.client("ana") as service:
-        (running,) = (item for item in service.jobs(mine=True).jobs if not item.state.ended)
+        (running,) = (listed for listed in service.jobs(mine=True).jobs if not listed.state.ended)
         service.cancel(running.id)
     until(notebook, card, "cancelled", "Final state")
     for data in (notebook.displays[id] for id in card):

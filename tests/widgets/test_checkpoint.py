@@ -150,12 +150,12 @@ def test_stop_acknowledges_and_leaves(job: ModuleType, tmp_path: Path) -> None:
     ask(tmp_path)
     with job.saving(9):
         pass
-    with pytest.raises(SystemExit) as remaining:
+    with pytest.raises(SystemExit) as ended:
         job.stop()
-    assert remaining.value.code == 75
-    message = progress(tmp_path)
-    assert message["step"] == 9
-    assert message["acknowledged_at"] >= message["saved_at"]
+    assert ended.value.code == 75
+    report = progress(tmp_path)
+    assert report["step"] == 9
+    assert report["acknowledged_at"] >= report["saved_at"]
 
 
 def test_the_loop_resumes_saves_and_leaves(job: ModuleType, tmp_path: Path) -> None:
@@ -204,14 +204,14 @@ def test_callbacks_run_once_even_where_one_fails(
     job: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     called = threading.Event()
-    message: list[str] = []
+    calls: list[str] = []
 
     def fails(notice: object) -> None:
-        message.append("fails")
+        calls.append("fails")
         raise RuntimeError("oops")
 
     def works(notice: object) -> None:
-        message.append("works")
+        calls.append("works")
         called.set()
 
     job.on_preempt(fails)
@@ -220,7 +220,7 @@ def test_callbacks_run_once_even_where_one_fails(
     assert called.wait(30)
     with pytest.raises(SystemExit):
         job.stop()
-    assert message == ["fails", "works"]
+    assert calls == ["fails", "works"]
     assert "RuntimeError: oops" in capsys.readouterr().err
 
 

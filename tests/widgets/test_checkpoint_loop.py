@@ -391,6 +391,6 @@ def test_a_loader_that_shuffles_without_a_seed_is_warned_about(
     torch = ModuleType("torch")
     torch.initial_seed = lambda: seed  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", torch)
-    with pytest.warns(RuntimeWarning) if warned else nullcontext() as result:
+    with pytest.warns(RuntimeWarning) if warned else nullcontext() as caught:
         assert list(job.loop(DataLoader(generator), save=nothing)) == [0, 1, 2]
-    assert not warned or "some samples come twice and others never" in str(result[0].message)
+    assert not warned or "some samples come twice and others never" in str(caught[0].message)

@@ -166,7 +166,7 @@ def test_files_of_an_earlier_start_are_not_taken_for_ranks(tmp_path: Path) -> No
     for _ in range(2):
         (tmp_path / "kept" / ".ranks").mkdir(parents=True, exist_ok=True)
         for rank in range(2):
-            remaining = {
+            leftover = {
                 "word": "old",
                 "session": "old",
                 "listed": ["old"],
@@ -174,7 +174,7 @@ def test_files_of_an_earlier_start_are_not_taken_for_ranks(tmp_path: Path) -> No
                 "ended": False,
             }
             (tmp_path / "kept" / ".ranks" / f"rank-{rank}.json").write_text(
-                json.dumps({**remaining, "host": "?", "pid": 1})
+                json.dumps({**leftover, "host": "?", "pid": 1})
             )
         ends = gang(tmp_path, AGREED, DIES="no")
         assert [(code, out) for code, out, _ in ends] == [(0, "False\n")] * 2, ends

@@ -42,15 +42,15 @@ def root(portal: Portal, ana: Client) -> None:
 
 def test_a_script_is_submitted_followed_and_listed(makeway, ana: Client) -> None:  # type: ignore[no-untyped-def]
     Path("train.py").write_text("import sys\nprint('args', sys.argv[1:])")
-    message = makeway("submit", "--profile", "gpu1", "--name", "from a shell", "--wait", "train.py", "--lr", "0.1")
-    assert message.code == 0, message.err
-    assert "succeeded" in message.out
+    result = makeway("submit", "--profile", "gpu1", "--name", "from a shell", "--wait", "train.py", "--lr", "0.1")
+    assert result.code == 0, result.err
+    assert "succeeded" in result.out
     id = ana.jobs(mine=True).jobs[0].id
     assert makeway("logs", id).out == "args ['--lr', '0.1']\n"
     assert "from a shell" in makeway("jobs").out
     assert "from a shell" in makeway("job", id).out
-    message = makeway("logs", "-f", "from a shell")
-    assert f"job {id} succeeded" in message.out, message.err
+    result = makeway("logs", "-f", "from a shell")
+    assert f"job {id} succeeded" in result.out, result.err
 
 
 def test_a_script_may_follow_its_files(makeway, ana: Client) -> None:  # type: ignore[no-untyped-def]
@@ -58,32 +58,32 @@ def test_a_script_may_follow_its_files(makeway, ana: Client) -> None:  # type: i
     Path("train.sh").chmod(0o755)
     Path("a.txt").write_text("A")
     Path("b.txt").write_text("B")
-    message = makeway("submit", "-p", "gpu1", "-f", "a.txt", "-f", "b.txt", "--env", "LR=1", "--wait", "train.sh")
-    assert message.code == 0, message.err + message.out
+    result = makeway("submit", "-p", "gpu1", "-f", "a.txt", "-f", "b.txt", "--env", "LR=1", "--wait", "train.sh")
+    assert result.code == 0, result.err + result.out
     assert makeway("logs", "train").out == "AB1\n"
 
 
 @pytest.mark.covers("F30", "N01")
 def test_a_user_of_two_teams_chooses_and_a_user_of_none_gets_the_reason(portal: Portal, makeway) -> None:  # type: ignore[no-untyped-def]
     connection.connect(portal.url, "lea")
-    message = makeway("submit", "-p", "gpu1", "--", "true")
-    assert message.code == 1
-    assert "rnd" in message.err
-    assert "devops" in message.err
+    result = makeway("submit", "-p", "gpu1", "--", "true")
+    assert result.code == 1
+    assert "rnd" in result.err
+    assert "devops" in result.err
     assert makeway("submit", "-p", "gpu1", "-t", "rnd", "--dry-run", "--", "true").code == 0
     connection.connect(portal.url, "guest")
-    message = makeway("submit", "-p", "gpu1", "--", "true")
-    assert message.code == 1
-    assert "team" in message.err
-    print(message.err)
+    result = makeway("submit", "-p", "gpu1", "--", "true")
+    assert result.code == 1
+    assert "team" in result.err
+    print(result.err)
 
 
 def test_any_command_after_two_dashes(makeway, ana: Client) -> None:  # type: ignore[no-untyped-def]
-    message = makeway("submit", "-p", "gpu1", "--wait", "--", "sh", "-c", "exit 3")
-    assert message.code == 1
-    assert "failed" in message.out
-    message = makeway("submit", "-p", "gpu1", "--", "sleep", "60")
-    assert message.code == 0
+    result = makeway("submit", "-p", "gpu1", "--wait", "--", "sh", "-c", "exit 3")
+    assert result.code == 1
+    assert "failed" in result.out
+    result = makeway("submit", "-p", "gpu1", "--", "sleep", "60")
+    assert result.code == 0
     id = ana.jobs(mine=True).jobs[0].id
     assert makeway("cancel", id).out.startswith(f"{id}: ")
     job = ana.job(id)
@@ -109,19 +109,19 @@ def test_any_command_after_two_dashes(makeway, ana: Client) -> None:  # type: ig
     ],
 )
 def test_mistakes_are_one_sentence(makeway, words: list[str], says: str) -> None:  # type: ignore[no-untyped-def]
-    message = makeway(*words)
-    assert message.code == 1
-    assert says in message.err
-    assert message.err.count("\n") == 1
+    result = makeway(*words)
+    assert result.code == 1
+    assert says in result.err
+    assert result.err.count("\n") == 1
 
 
 @pytest.mark.covers("F38")
 def test_usage_lists_the_teams(makeway) -> None:  # type: ignore[no-untyped-def]
-    message = makeway("usage")
-    assert "TEAM" in message.out
-    assert "rnd" in message.out
-    assert "0 of 10 GPUs in use, 10 idle." in message.out
-    assert "virtual" in message.out
+    result = makeway("usage")
+    assert "TEAM" in result.out
+    assert "rnd" in result.out
+    assert "0 of 10 GPUs in use, 10 idle." in result.out
+    assert "virtual" in result.out
 
 
 @pytest.mark.usefixtures("root")
@@ -129,18 +129,18 @@ def test_the_policy_is_read_checked_and_put_into_force(makeway) -> None:  # type
     document = makeway("policy", "get").out
     assert "policies:" in document
     Path("policy.yaml").write_text(document)
-    message = makeway("policy", "validate", "policy.yaml")
-    assert message.out == "policy.yaml is valid. It changes nothing.\n"
+    result = makeway("policy", "validate", "policy.yaml")
+    assert result.out == "policy.yaml is valid. It changes nothing.\n"
     Path("policy.yaml").write_text(document.replace("limit: 9", "limit: 8", 1))
     assert "It would change:" in makeway("policy", "validate", "policy.yaml").out
     assert "would start" in makeway("policy", "preview", "policy.yaml").out
     Path("broken.yaml").write_text("pools: [{name: gpu, size: -3}]\n")
-    message = makeway("policy", "validate", "broken.yaml")
-    assert message.code == 1
-    assert message.err.startswith("broken.yaml")
+    result = makeway("policy", "validate", "broken.yaml")
+    assert result.code == 1
+    assert result.err.startswith("broken.yaml")
     assert makeway("policy", "apply", "broken.yaml").code == 1
-    message = makeway("policy", "apply", "policy.yaml", "-m", "less for rnd")
-    assert "is in force." in message.out
+    result = makeway("policy", "apply", "policy.yaml", "-m", "less for rnd")
+    assert "is in force." in result.out
     assert "less for rnd" in makeway("policy", "history").out
     Path("policy.yaml").write_text(document)
     assert makeway("policy", "apply", "policy.yaml", "-m", "back").code == 0
@@ -158,15 +158,15 @@ def test_without_a_portal_it_says_what_to_set(
 @pytest.mark.covers("F11")
 def test_a_pending_job_is_moved_from_a_shell(makeway, ana: Client) -> None:  # type: ignore[no-untyped-def]
     job = ana.submit(JobRequest(name="waits", profile="gpu8", workers=5, command=["true"]))
-    message = makeway("move", job.id, "--profile", "gpu3")
-    assert message.code == 0, message.err
-    assert message.out == f"{job.id}: waits for rnd/gpu3\n"
+    result = makeway("move", job.id, "--profile", "gpu3")
+    assert result.code == 0, result.err
+    assert result.out == f"{job.id}: waits for rnd/gpu3\n"
     assert ana.job(job.id).profile == "gpu3"
-    message = makeway("move", job.id, "--profile", "gpu8", "--json")
-    assert [moved["profile"] for moved in json.loads(message.out)] == ["gpu8"]
-    message = makeway("move", job.id, "--team", "devops")
-    assert (message.code, message.out) == (1, "")
-    assert message.err.startswith("makeway: ana is not in the team “devops”")
+    result = makeway("move", job.id, "--profile", "gpu8", "--json")
+    assert [moved["profile"] for moved in json.loads(result.out)] == ["gpu8"]
+    result = makeway("move", job.id, "--team", "devops")
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith("makeway: ana is not in the team “devops”")
     assert "Name the team, the profile or both" in makeway("move", job.id).err
     assert makeway("cancel", job.id).code == 0
     assert "has ended (cancelled)" in makeway("move", job.id, "--profile", "gpu1").err
@@ -177,15 +177,15 @@ def test_a_job_is_resumed_and_cloned_from_a_shell(makeway, ana: Client) -> None:
     Path("train.sh").chmod(0o755)
     assert makeway("submit", "-p", "gpu1", "--name", "one", "--wait", "train.sh").code == 0
     job = ana.jobs(mine=True).jobs[0]
-    message = makeway("clone", job.id, "-n", "2", "--name", "two", "--json")
-    assert message.code == 0, message.err
-    clones = json.loads(message.out)
+    result = makeway("clone", job.id, "-n", "2", "--name", "two", "--json")
+    assert result.code == 0, result.err
+    clones = json.loads(result.out)
     assert [(clone["clone_of"], clone["name"].startswith("two")) for clone in clones] == [(job.id, True)] * 2
-    message = makeway("cancel", *(clone["id"] for clone in clones))
-    assert message.code == 0, message.err
-    message = makeway("resume", clones[0]["id"])
-    assert message.code == 0, message.err
-    assert message.out.startswith(f"{clones[0]['id']}: ")
+    result = makeway("cancel", *(clone["id"] for clone in clones))
+    assert result.code == 0, result.err
+    result = makeway("resume", clones[0]["id"])
+    assert result.code == 0, result.err
+    assert result.out.startswith(f"{clones[0]['id']}: ")
 
 
 def test_every_answer_about_jobs_and_usage_is_there_as_json(makeway, ana: Client) -> None:  # type: ignore[no-untyped-def]
@@ -223,5 +223,5 @@ def test_what_is_kept_is_shown_in_one_line_and_deleted_by_commands_of_the_shell(
     assert json.loads(makeway("quota", "--json").out)["largest"][0]["id"] in line + "".join(others)
     assert makeway("delete", id, "--attempt", "1").out.startswith("Deleted: the log and the result of attempt 1 of ")
     assert makeway("delete", id).out.startswith(f"Deleted: {id} with ")
-    message = makeway("delete", id)
-    assert (message.code, "was removed" in message.err) == (1, True)
+    result = makeway("delete", id)
+    assert (result.code, "was removed" in result.err) == (1, True)

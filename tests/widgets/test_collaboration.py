@@ -46,9 +46,9 @@ def lab(portal: Portal, python: Path, tmp_path: Path) -> Iterator[str]:
         "above": CARDS_ABOVE_TEXT.format(wait=WAIT.format(go=go)),
     }.items():
         (tmp_path / f"{name}.ipynb").write_text(notebook_file(["%load_ext makeway\nimport makeway", cell]))
-    (result,) = python.parents[1].glob("lib/python3*/site-packages/jupyter_server_ydoc")
+    (located,) = python.parents[1].glob("lib/python3*/site-packages/jupyter_server_ydoc")
     (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / result.name).symlink_to(result)  # the kernel is expected to have it, too
+    (tmp_path / "modules" / located.name).symlink_to(located)  # the kernel is expected to have it, too
     modules = str(tmp_path / "modules")
     with cleaned(portal, "ana"), lab_server(tmp_path, portal.url, "ana", python, PYTHONPATH=modules) as address:
         yield address
@@ -91,8 +91,8 @@ def order(page: Page) -> list[str]:
     """Return what stands below the last cell, from the top."""
     text = page.locator(".jp-CodeCell").last.locator(".jp-OutputArea").first.inner_text()
     words = ("first of two", "second of two", "below the cards")
-    result = [(place.start(), word) for word in words for place in re.finditer(f"(?m)^.{{0,3}}{word}", text)]
-    return [word for _, word in sorted(result)]
+    located = [(place.start(), word) for word in words for place in re.finditer(f"(?m)^.{{0,3}}{word}", text)]
+    return [word for _, word in sorted(located)]
 
 
 @pytest.mark.slow

@@ -33,15 +33,15 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def test_a_repr_asks_the_service_nothing(silent: list[str]) -> None:
     """A tooltip over a list of nine must not wait for a service that is silent."""
-    result = Jobs(Job(job(id=f"j-{n}")) for n in range(9))
-    for item in result:
-        item._at -= 3600
-        item._known_at -= timedelta(hours=1)
-        assert "running" in repr(item)
-        assert "running" in item._repr_html_()
-    assert "running" in repr(result)
-    assert "running" in repr({"jobs": result})
-    assert result._repr_mimebundle_()["text/html"]
+    jobs = Jobs(Job(job(id=f"j-{n}")) for n in range(9))
+    for one in jobs:
+        one._at -= 3600
+        one._known_at -= timedelta(hours=1)
+        assert "running" in repr(one)
+        assert "running" in one._repr_html_()
+    assert "running" in repr(jobs)
+    assert "running" in repr({"jobs": jobs})
+    assert jobs._repr_mimebundle_()["text/html"]
     assert silent == []
 
 
@@ -55,27 +55,27 @@ def test_what_is_shown_says_of_which_time_it_is(silent: list[str]) -> None:
 
 def test_sums_copies_and_slices_of_jobs_are_jobs() -> None:
     one, two = Job(job(id="j-1")), Job(job(id="j-2"))
-    result, other = Jobs([one], owner=True), Jobs([two])
+    jobs, other = Jobs([one], owner=True), Jobs([two])
     for made in (
-        result + other,
-        result.copy(),
-        copy.copy(result),
-        result[:1],
-        result * 2,
-        2 * result,
-        result.__radd__([two]),
+        jobs + other,
+        jobs.copy(),
+        copy.copy(jobs),
+        jobs[:1],
+        jobs * 2,
+        2 * jobs,
+        jobs.__radd__([two]),
     ):
         assert type(made) is Jobs
         assert made.owner
         assert "OWNER" in repr(made)
-    assert (result + other)[1] is two
-    assert list(result) == [one]
+    assert (jobs + other)[1] is two
+    assert list(jobs) == [one]
 
 
 def test_jobs_of_the_service_name_their_teams_by_title(ana: Client) -> None:
     made = ana.submit(JobRequest(name="titled", command=["sleep", "60"], profile="gpu1"))
     assert made.titles == {"rnd": "R&D"}
-    (listed,) = (item for item in ana.jobs(mine=True).jobs if item.id == made.id)
+    (listed,) = (job for job in ana.jobs(mine=True).jobs if job.id == made.id)
     assert listed.title("rnd") == "R&D"
     assert "team R&D" in repr(Job(made))
     answer = ana.dry_run(JobRequest(command=["true"], profile="gpu1"))

@@ -168,7 +168,7 @@ def test_an_untrusted_notebook_reads_right(short: str, pictures: Path | None) ->
     usage = teams.Picture(usage=Usage(at=NOW, teams=[team(free=1)], total=10, used=4, free=6), teams=("rnd",), at=NOW)
     shown = [*view.job_bundles(job(), NOW), *(blocks.bundle(part) for part in teams.live_parts(usage))]
     content = json.loads(notebook_file(["1"]))
-    content["cells"][0]["outputs"] = [{"output_type": "display_data", "metadata": {}, "data": item} for item in shown]
+    content["cells"][0]["outputs"] = [{"output_type": "display_data", "metadata": {}, "data": data} for data in shown]
     body = {"type": "notebook", "format": "json", "content": content}
     httpx2.put(f"{short}api/contents/foreign.ipynb?token=t", json=body).raise_for_status()
     with chromium() as browser:

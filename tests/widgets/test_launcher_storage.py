@@ -115,13 +115,15 @@ def test_a_volume_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytes
 
 
 def test_workers_of_a_gang_check_side_by_side_and_leave_nothing(tmp_path: Path) -> None:
-    result: list[str] = []
-    threads = [threading.Thread(target=lambda: result.append(write_failure(str(tmp_path / "one")))) for _ in range(16)]
+    failures: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: failures.append(write_failure(str(tmp_path / "one")))) for _ in range(16)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert result == [""] * 16
+    assert failures == [""] * 16
     assert os.listdir(tmp_path / "one") == []
 
 

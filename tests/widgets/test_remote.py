@@ -245,12 +245,12 @@ def test_a_worker_leaves_how_it_ended_to_its_machine(quota: Quota, tmp_path: Pat
     until(quota, words.exists)
     until(quota, words.read_bytes)
     assert process.poll() is None, "it still tries to report"
-    message = json.loads(words.read_text())
-    assert (message["tail"], message["exit"]["exit_code"]) == ("up\nlast", 3)
+    written = json.loads(words.read_text())
+    assert (written["tail"], written["exit"]["exit_code"]) == ("up\nlast", 3)
     quota.down.clear()
     assert process.wait(60) == 3
     report = {key: value for key, value in quota.reports[-1].items() if key != "progress"}
-    assert message == {**report, "tail": "up\nlast"}, "it is the report, without what would take its room"
+    assert written == {**report, "tail": "up\nlast"}, "it is the report, without what would take its room"
 
 
 @pytest.mark.parametrize("text", ["x" * 10_000, "ü\U0001f40d" * 2000, "\0" * 4000])
@@ -259,10 +259,10 @@ def test_a_termination_message_is_shortened_until_a_kubelet_keeps_it(tmp_path: P
     write_termination_message(str(tmp_path / "words"), report, [text, "newest"])
     data = (tmp_path / "words").read_bytes()
     assert len(data) <= MAX_SIZE
-    message = json.loads(data)
-    assert (message["step"], message["exit"]["exit_code"]) == (7, 1)
-    assert text.startswith(message["exit"]["message"])
-    assert "newest".endswith(message["tail"][-6:])
+    written = json.loads(data)
+    assert (written["step"], written["exit"]["exit_code"]) == (7, 1)
+    assert text.startswith(written["exit"]["message"])
+    assert "newest".endswith(written["tail"][-6:])
 
 
 def test_a_result_that_is_no_file_holds_nothing_up(quota: Quota, tmp_path: Path) -> None:
@@ -588,19 +588,19 @@ def test_the_copy_has_a_gap_where_its_reader_was_slow(monkeypatch: pytest.Monkey
     for _ in range(100):
         copy.write(b"a" * 9_999 + b"\n")  # a pipe holds 64 KiB
     os.set_blocking(reading, False)
-    result, ends = b"", time.monotonic() + 60
+    received, ends = b"", time.monotonic() + 60
     while copy._size and time.monotonic() < ends:  # until the copy knows that all was read
         with contextlib.suppress(BlockingIOError):
-            result += os.read(reading, 100_000)
+            received += os.read(reading, 100_000)
         time.sleep(0.001)
     os.set_blocking(reading, True)
     copy.write(b"the end\n")
     copy.close()
     os.close(writing)
     while data := os.read(reading, 100_000):
-        result += data
+        received += data
     os.close(reading)
-    *copied, empty, gap, end = result.splitlines()
+    *copied, empty, gap, end = received.splitlines()
     missing = 1_000_000 - 10_000 * len(copied)
     assert 20 <= len(copied) < 30, "what is held, and what the pipe has taken meanwhile"
     assert copied == [b"a" * 9_999] * len(copied)
@@ -624,12 +624,12 @@ def test_a_service_that_is_not_reached_is_named_at_once_and_then_once_a_minute(
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr(outage.time, "monotonic", lambda: now[0])
-    result = outage.Outage("http://makeway:8765")
+    unreachable = outage.Outage("http://makeway:8765")
     for _ in range(1200):
-        result.failed("[Errno 111] Connection\nrefused" + "!" * 1000)
+        unreachable.failed("[Errno 111] Connection\nrefused" + "!" * 1000)
         now[0] += 0.1
-    result.over()
-    result.over()
+    unreachable.over()
+    unreachable.over()
     lines = capfdbinary.readouterr().err.decode().splitlines()
     told = "launcher: the service at http://makeway:8765 was not reached: [Errno 111] Connection refused!!!"
     assert [told in line for line in lines] == [True, True, False]
@@ -928,11 +928,11 @@ def test_a_result_is_sent_for_as_long_as_its_machine_waits(
 ) -> None:
     monkeypatch.setattr(remote, "STOPPING_SECONDS", 0.5)
     quota.troubles = {"outputs": [TOO_FAST] * 4}
-    end, remaining = finish_on_a_drain(quota, tmp_path, 60.0)
+    end, stored = finish_on_a_drain(quota, tmp_path, 60.0)
     assert len(quota.outputs["result"]) == 3 * log_sender.PART
     assert quota.outputs["log"] == b"the end of the log\n"
     assert (end["completed"], end["result_unsent"], end["message"]) == (True, False, "saved at step 7")
-    assert remaining == end
+    assert stored == end
 
 
 def test_a_result_that_its_machine_does_not_wait_for_is_said_to_be_missing(
@@ -946,10 +946,10 @@ def test_a_result_that_its_machine_does_not_wait_for_is_said_to_be_missing(
         return refused if kind == "result" and offset else append(answers, kind, offset, dropped, data)
 
     monkeypatch.setattr(Answers, "append", slow)
-    end, remaining = finish_on_a_drain(quota, tmp_path, 0.0)
+    end, stored = finish_on_a_drain(quota, tmp_path, 0.0)
     assert len(quota.outputs["result"]) == log_sender.PART, "a part of it"
     assert end["result_unsent"]
-    assert remaining["result_unsent"], "its pod tells it, too, should this report not arrive"
+    assert stored["result_unsent"], "its pod tells it, too, should this report not arrive"
     assert end["message"] == "saved at step 7; its result could not be sent in time"
     assert quota.outputs["log"].startswith(b"the end of the log\n"), "it has its turn all the same"
     assert b"its result could not be sent in time" in quota.outputs["log"]

@@ -48,8 +48,8 @@ class Tags(HTMLParser):
 
 def boxes(drawn: str, kind: str) -> list[tuple[float, float]]:
     """Return left edge and width of each box of a kind."""
-    result = re.findall(rf'class="mw-{kind}" style="[^"]*left:([\d.]+)px;[^"]*width:([\d.]+)px', drawn)
-    return [(float(remaining), float(width)) for remaining, width in result]
+    bars = re.findall(rf'class="mw-{kind}" style="[^"]*left:([\d.]+)px;[^"]*width:([\d.]+)px', drawn)
+    return [(float(left), float(width)) for left, width in bars]
 
 
 def widths(drawn: str, kind: str) -> float:
@@ -236,15 +236,15 @@ def test_one_line_says_what_i_can_have_now() -> None:
         profile="gpu4", team="rnd", code="ready_after_reclaim", message="", seconds=30,
         victims=[Victim(id="j", name="x", team="devops", owner="bo", gpus=2)],
     )  # fmt: skip
-    result = [
+    listed = [
         Offer(profile=p, team="rnd", code=c, message="") for p, c in (("gpu1", "ready_now"), ("gpu2", "ready_now"))
     ]
-    result += [gpu4, Offer(profile="gpu8", team="rnd", code="waits", message="")]
+    listed += [gpu4, Offer(profile="gpu8", team="rnd", code="waits", message="")]
     assert (
-        teams.now_line(offers(*result))
+        teams.now_line(offers(*listed))
         == "Now: gpu1 and gpu2 at once, gpu4 within 30 s (jobs on 2 GPUs make way), gpu8 would wait."
     )
-    both = offers(result[0], Offer(profile="gpu1", team="ml", code="refused", message=""), teams=("rnd", "ml"))
+    both = offers(listed[0], Offer(profile="gpu1", team="ml", code="refused", message=""), teams=("rnd", "ml"))
     assert teams.now_line(both) == "Now: RND: gpu1 at once; ml: gpu1 is refused."
     assert teams.now_line(offers()) == "Now: no profile is open to you."
 

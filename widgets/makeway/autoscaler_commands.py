@@ -136,20 +136,20 @@ EVENTS: Sequence[Column[MachineEvent, str]] = (
 
 
 def _list(args: argparse.Namespace) -> int:
-    result = client().deployments()
+    deployments = client().deployments()
     if args.json:
-        print_json(result)
+        print_json(deployments)
     else:
-        print(text_table(DEPLOYMENTS, result) if result else "There are no deployments of machines.")
+        print(text_table(DEPLOYMENTS, deployments) if deployments else "There are no deployments of machines.")
     return 0
 
 
 def _get(args: argparse.Namespace) -> int:
-    result = client().deployment(args.name)
+    deployment = client().deployment(args.name)
     if args.json:
-        print_json([result], single=True)
+        print_json([deployment], single=True)
     else:
-        print(result.document or "", end="")
+        print(deployment.document or "", end="")
     return 0
 
 
@@ -230,13 +230,13 @@ def _machines(args: argparse.Namespace) -> int:
 
 
 def _machine(args: argparse.Namespace) -> int:
-    result: MachineDetail = client().deployment_machine(args.name, args.id)
+    machine: MachineDetail = client().deployment_machine(args.name, args.id)
     if args.json:
-        print_json([result], single=True)
+        print_json([machine], single=True)
         return 0
-    print(text_table(MACHINES, [result]))
-    print(text_table(EVENTS, result.events))
-    for output in result.outputs:
+    print(text_table(MACHINES, [machine]))
+    print(text_table(EVENTS, machine.events))
+    for output in machine.outputs:
         ended = "" if output.exit_code is None else f", exit code {output.exit_code}"
         cut = f", {count(output.omitted, 'character')} left out" if output.omitted else ""
         print(f"── {output.kind}{ended}{cut}")
@@ -245,9 +245,9 @@ def _machine(args: argparse.Namespace) -> int:
 
 
 def _log(args: argparse.Namespace) -> int:
-    result = client().deployment_log(args.name, args.limit, args.before)
+    events = client().deployment_log(args.name, args.limit, args.before)
     if args.json:
-        print_json(result)
+        print_json(events)
     else:
-        print(text_table(EVENTS, result) if result else "Nothing happened yet.")
+        print(text_table(EVENTS, events) if events else "Nothing happened yet.")
     return 0

@@ -87,7 +87,7 @@ class Card:
 
     def _content(self, idle: bool) -> str:
         """Return what the card says, but for the time at which the service said so."""
-        texts = [item["text/plain"] for item in self._bundles(idle)]
+        texts = [bundle["text/plain"] for bundle in self._bundles(idle)]
         return "\n".join(texts).replace(full_clock(self._news.known_at), "")
 
 
@@ -194,7 +194,7 @@ class JobTable:
         return view.jobs_bundles(jobs, self._known_at, self._more, self._owner, problem, self._is_followed)
 
     def _content(self) -> str:
-        texts = [item["text/plain"] for item in self._bundles()]
+        texts = [bundle["text/plain"] for bundle in self._bundles()]
         return "\n".join(texts).replace(full_clock(self._known_at), "")
 
 

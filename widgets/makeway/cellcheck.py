@@ -79,8 +79,8 @@ def _first_magic(source: str) -> int | None:
         return next((n for n, line in enumerate(source.splitlines(), 1) if NOTEBOOK_ONLY.match(line)), None)
     tokens = make_tokens_by_line(source.splitlines(keepends=True))
     manager: Any = TransformerManager()  # type: ignore[no-untyped-call]
-    result = [kind.find(tokens) for kind in manager.token_transformers]
-    return min((one.start_line + 1 for one in result if one is not None), default=None)
+    magics = [kind.find(tokens) for kind in manager.token_transformers]
+    return min((one.start_line + 1 for one in magics if one is not None), default=None)
 
 
 class CellCheck:

@@ -146,8 +146,8 @@ def _end_loop(loop: asyncio.AbstractEventLoop) -> None:
     """Cancel the tasks that still run and close the loop, in a bounded time."""
     with contextlib.suppress(BaseException):
         if tasks := asyncio.all_tasks(loop):
-            if remaining := [task for task in tasks if task.get_name() != CELL]:
-                print(f"Makeway: cancelled at the end of the cell: asyncio tasks {len(remaining)}.", file=sys.stderr)
+            if unfinished := [task for task in tasks if task.get_name() != CELL]:
+                print(f"Makeway: cancelled at the end of the cell: asyncio tasks {len(unfinished)}.", file=sys.stderr)
             for task in tasks:
                 task.cancel()
             loop.run_until_complete(asyncio.wait(tasks, timeout=CANCEL_SECONDS))

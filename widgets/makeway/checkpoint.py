@@ -201,8 +201,8 @@ def agreed() -> bool:
 def latest(name: str = "") -> Path | None:
     """Return the newest complete checkpoint of `saving` or `loop` (of that name), or None; never a half-written one."""
     _signals.install()
-    result = _folder(name).complete()
-    return result[-1] if result else None
+    checkpoints = _folder(name).complete()
+    return checkpoints[-1] if checkpoints else None
 
 
 def step_of(checkpoint: Path | None) -> int:

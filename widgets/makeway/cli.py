@@ -286,8 +286,8 @@ def _delete(args: argparse.Namespace) -> int:
 
 
 def _policy_get(args: argparse.Namespace) -> int:
-    result = client().policy() if args.version is None else client().policy_version(args.version)
-    print(result.document or "", end="")
+    policy = client().policy() if args.version is None else client().policy_version(args.version)
+    print(policy.document or "", end="")
     return 0
 
 

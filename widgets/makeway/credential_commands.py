@@ -47,11 +47,11 @@ def add_credentials(verbs: Any, verb: Verb) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
-    result = client().credentials()
+    credentials = client().credentials()
     if args.json:
-        print_json(result)
+        print_json(credentials)
     else:
-        print(text_table(COLUMNS, result) if result else "There are no credentials.")
+        print(text_table(COLUMNS, credentials) if credentials else "There are no credentials.")
     return 0
 
 

@@ -286,12 +286,12 @@ class Feed:
         failures = 0
         while True:
             now = time.monotonic()
-            soonest = min((self._due_at(item) for item in list(self._jobs.values())), default=now + REST)
+            soonest = min((self._due_at(job) for job in list(self._jobs.values())), default=now + REST)
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(soonest - now, 0.02)):
                     await self._due.wait()
             self._due.clear()
-            for id in [id for id, item in list(self._jobs.items()) if self._due_at(item) <= time.monotonic()]:
+            for id in [id for id, job in list(self._jobs.items()) if self._due_at(job) <= time.monotonic()]:
                 error = await self._fetch_job(service, id)
                 failures = 0 if error is None else failures + 1
                 if error is None:

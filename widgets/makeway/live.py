@@ -136,13 +136,13 @@ class Together:
         """Show them, as the last output of the cell."""
         with self._lock:
             self._is_shown = True
-            display(_joined([item.shown for item in self._outputs]), raw=True, display_id=self._id)  # type: ignore[no-untyped-call]
+            display(_joined([output.shown for output in self._outputs]), raw=True, display_id=self._id)  # type: ignore[no-untyped-call]
 
     def update(self) -> None:
         """Show their newest state, once they are shown."""
         with self._lock, suppress(Exception):  # as in LiveOutput
             if self._is_shown:
-                data = _joined([item.shown for item in self._outputs])
+                data = _joined([output.shown for output in self._outputs])
                 self._publisher.publish(data, {}, transient={"display_id": self._id}, update=True)
 
 
@@ -201,7 +201,7 @@ class Cells:
 
     def drop(self, live: Live) -> None:
         """Keep an output no longer."""
-        self._of = [(cell, item) for cell, item in self._of if item is not live]
+        self._of = [(cell, output) for cell, output in self._of if output is not live]
 
     def begin(self, info: Any = None) -> None:
         """Note that a cell begins: the outputs that it made before are gone from the page."""

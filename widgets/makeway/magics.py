@@ -99,14 +99,14 @@ class MakewayMagics(Magics):
     @line_magic
     @_magic(options.cancel)
     def cancel(self, args: Any) -> Any:
-        result = [training.job(id) for id in args.ids or [self._id(None)]]
-        return training.Jobs(job.cancel() for job in result)
+        jobs = [training.job(id) for id in args.ids or [self._id(None)]]
+        return training.Jobs(job.cancel() for job in jobs)
 
     @line_magic
     @_magic(options.move)
     def move(self, args: Any) -> Any:
-        result = [training.job(id) for id in args.ids or [self._id(None)]]
-        moved = training.Jobs(job.move(team=args.team, profile=args.profile) for job in result)
+        jobs = [training.job(id) for id in args.ids or [self._id(None)]]
+        moved = training.Jobs(job.move(team=args.team, profile=args.profile) for job in jobs)
         if notes := [note for job in moved for note in submission.notes(job)]:
             print(*notes, sep="\n")
         return moved

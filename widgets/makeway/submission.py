@@ -187,8 +187,8 @@ def _answer(request: JobRequest, dry_run: bool) -> Any:
 
 def notices(job: Job, submission: Submission) -> str:
     """Return what the service says about the pods of a job that was just submitted, and its risk, one line each."""
-    result = [_wrapped(note) for note in submission.check()]
-    return "\n".join([*notes(job), *result, *filter(None, [risk(job, submission)])])
+    warnings = [_wrapped(note) for note in submission.check()]
+    return "\n".join([*notes(job), *warnings, *filter(None, [risk(job, submission)])])
 
 
 def notes(job: Job) -> list[str]:

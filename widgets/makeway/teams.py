@@ -66,7 +66,7 @@ class Picture:
 
     def title(self, team: str | None) -> str:
         """Return the title of a team, or its id where it is not known."""
-        titles = {item.team: item.title for item in self.usage.teams} if self.usage else {}
+        titles = {known.team: known.title for known in self.usage.teams} if self.usage else {}
         return titles.get(team or "") or team or ""
 
 
@@ -197,8 +197,8 @@ def banner_blocks(picture: Picture) -> list[Block]:
 
 def banners(picture: Picture) -> Markup:
     """Return the banners in HTML; empty without any."""
-    result = banner_blocks(picture)
-    return html(result) if result else Markup("")
+    blocks = banner_blocks(picture)
+    return html(blocks) if blocks else Markup("")
 
 
 def live_parts(picture: Picture, paused: str = "") -> list[list[Block]]:

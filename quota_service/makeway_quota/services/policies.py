@@ -242,8 +242,8 @@ def _version(row: VersionRow, document: str | None = None) -> PolicyVersion:
 
 def _effects(rows: Mapping[str, Workload], effects: Mapping[str, str], anyway: Collection[str]) -> list[WorkloadEffect]:
     """Return an effect for each workload, first submitted first, without those that happen `anyway`."""
-    result = sorted((rows[id].submitted_at, id) for id in effects if id not in anyway and id in rows)
+    ordered = sorted((rows[id].submitted_at, id) for id in effects if id not in anyway and id in rows)
     return [
         WorkloadEffect(id=id, name=rows[id].name, team=rows[id].team or "", owner=rows[id].owner, message=effects[id])
-        for _, id in result
+        for _, id in ordered
     ]

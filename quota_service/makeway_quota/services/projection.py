@@ -46,8 +46,8 @@ def projection(snapshot: Snapshot, rows: Mapping[str, Workload], *, all_names: b
     for _ in range(MAX_PLANS):
         plan = schedule(snapshot)
         evictions: tuple[Evict | Move, ...] = (*plan.evict, *plan.move)
-        for item in evictions:
-            id, message = item.id, sentence_of(item)
+        for eviction in evictions:
+            id, message = eviction.id, sentence_of(eviction)
             if id in ran:
                 result.evicts.setdefault(id, message)
             else:

@@ -144,8 +144,8 @@ class SessionService:
         """Return the caller's live sessions without their environment; with `all` those of their teams too."""
         teams = self._context.visible_teams(caller)
         mine = [r for r in await self._live() if r.owner == caller.name or (all and (teams is None or r.team in teams))]
-        result = [self._session(row) for row in sorted(mine, key=lambda row: (row.submitted_at, row.id))]
-        return [one.model_copy(update={"env": {}}) for one in result]  # thousands of them are one answer
+        sessions = [self._session(row) for row in sorted(mine, key=lambda row: (row.submitted_at, row.id))]
+        return [one.model_copy(update={"env": {}}) for one in sessions]  # thousands of them are one answer
 
     async def started(self, id: str) -> Session:
         """Record that the notebook server is up, and renew the lease."""
@@ -196,7 +196,7 @@ class SessionService:
         titles = (facts.title if facts else row.profile, context.title(row.team))
         virtual = context.world.virtual and row.gpus > 0
         settings, problem = context.settings, context.world.problem_of(row)
-        result = views.session(row, virtual=virtual, url=settings.public_url, titles=titles, problem=problem)
+        session = views.session(row, virtual=virtual, url=settings.public_url, titles=titles, problem=problem)
         on_cluster = settings.backends[0] == "kubernetes"
         more = {
             "resource": self._resource(row),
@@ -204,7 +204,7 @@ class SessionService:
             "disk": facts.disk if facts else 0,
             "claims": claim_templates_of(facts.pod) if facts and row.gpus and on_cluster else {},
         }
-        return result.model_copy(update=more)
+        return session.model_copy(update=more)
 
     def _resource(self, row: Workload) -> str | None:
         """Return what a session's GPUs are called on a cluster, by the pool that they are in; None without GPUs."""

@@ -37,7 +37,7 @@ def gpu(milli: int | float) -> float:
 def grants(placement: Sequence[Place]) -> list[Grant]:
     """Return a placement, one grant for each worker, of a very large gang for the first MAX_GRANTS."""
     return [
-        Grant(node=p.node, devices=[ordinal(item) for item in p.devices], gpus=gpu(sum(p.milli)))
+        Grant(node=p.node, devices=[ordinal(device) for device in p.devices], gpus=gpu(sum(p.milli)))
         for p in placement[:MAX_GRANTS]
     ]
 
@@ -180,8 +180,8 @@ def slow_save(row: ProgressRow | None, grace: float) -> str:
 
 def teams_of(job: Job) -> set[str]:
     """Return the id of every team that a job names: its own, its lenders, and the one that it makes way for."""
-    result = (job.team, *job.borrowed_from, job.notice.by_team if job.notice else None)
-    return {team for team in result if team}
+    teams = (job.team, *job.borrowed_from, job.notice.by_team if job.notice else None)
+    return {team for team in teams if team}
 
 
 def _job_reason(row: Workload, now: float, durable: bool, problem: str | None) -> Reason | None:

@@ -149,7 +149,7 @@ class NewContents:
                 contents = select(blobs.c.digest, blobs.c.size).where(
                     blobs.c.digest.in_(select(files.c.blob).where(of))
                 )
-                sizes = {digest: int(item or 0) for digest, item in self._connection.execute(contents)}
+                sizes = {digest: int(length or 0) for digest, length in self._connection.execute(contents)}
                 size += self.of(sizes, owner, team)
             self._copies[key] = size
         return self._copies[key]
@@ -160,9 +160,9 @@ class NewContents:
         unknown = [digest for digest in sizes if digest not in had]
         for begin in range(0, len(unknown), 500):
             part = unknown[begin : begin + 500]
-            result = self._connection.execute(_near(part, owner, team)).all()
-            there = {row.digest for row in result if row.mine}
-            if common := [row.digest for row in result if row.more and not row.mine]:
+            near = self._connection.execute(_near(part, owner, team)).all()
+            there = {row.digest for row in near if row.mine}
+            if common := [row.digest for row in near if row.more and not row.mine]:
                 there.update(self._connection.execute(_among_all(common, owner, team)).scalars())
             had.update((digest, digest in there) for digest in part)
         return sum(size for digest, size in sizes.items() if not had[digest])
@@ -228,8 +228,8 @@ class Accounts:
         """Return the bytes that are kept for these teams, and for all together under the name ""."""
         sums = select(A.team, func.sum(A.bytes)).group_by(A.team)
         with self._database.read() as connection:
-            result = {team: int(size) for team, size in connection.execute(sums)}
-        return {team: result.get(team, 0) for team in teams} | {"": sum(result.values())}
+            sizes = {team: int(size) for team, size in connection.execute(sums)}
+        return {team: sizes.get(team, 0) for team in teams} | {"": sum(sizes.values())}
 
     def people(self) -> list[str]:
         """Return the owners who have an account: all who have submitted a job, or were given one."""
@@ -283,12 +283,14 @@ def _counted(connection: Connection, owner: str) -> dict[tuple[str, str], int]:
     jobs = select(team, named, func.sum(W.weight + ROW_BYTES)).where(mine, W.kind == "job").group_by(team)
     paths = select(team, named, func.sum(func.length(files.c.path) + PATH_BYTES)).join_from(files, workloads)
     shared = select(team, files.c.blob, blobs.c.size).join_from(files, workloads).join(blobs).where(mine).distinct()
-    item = shared.subquery()
+    contents = shared.subquery()
     kept = select(team, outputs.c.kind, func.sum(outputs.c.size)).join_from(outputs, workloads).where(mine)
     measured = select(team, named, func.sum(folders.c.bytes)).join_from(folders, workloads).where(mine)
     count("jobs", _rows(connection, jobs))
     count("files", _rows(connection, paths.where(mine).group_by(team)))
-    count("files", _rows(connection, select(item.c.team, named, func.sum(item.c.size)).group_by(item.c.team)))
+    count(
+        "files", _rows(connection, select(contents.c.team, named, func.sum(contents.c.size)).group_by(contents.c.team))
+    )
     count(None, _rows(connection, kept.group_by(team, outputs.c.kind)))
     count("folders", _rows(connection, measured.group_by(team)))
     tried = select(team, named, func.count() * ATTEMPT_BYTES).join_from(attempts, workloads).where(mine)

@@ -184,7 +184,7 @@ def _hand_over(
     theirs = {*moves.values(), *used}
     apart = {row.id: f"{row.owner}{RETIRED}{row.id}" if row.owner in theirs else row.owner for row in ousted}
     changed = [
-        writes.after(row, {"owner": apart.get(row.id, moves[old])}) for old, result in live.items() for row in result
+        writes.after(row, {"owner": apart.get(row.id, moves[old])}) for old, held in live.items() for row in held
     ]
     for row in ousted:
         connection.execute(update(workloads).where(W.id == row.id).values(owner=f"/apart/{row.id}"))
@@ -207,8 +207,8 @@ def _ousted(
     live: Mapping[str, Sequence[Workload]], there: Mapping[str, Sequence[Workload]], moves: Mapping[str, str]
 ) -> list[Workload]:
     """Return the sessions that would meet another one of the same owner and server: those that are there stay."""
-    taken = {(owner, row.server) for owner, result in there.items() for row in result if row.kind == "session"}
-    moved = [(moves[old], row) for old, result in live.items() for row in result if row.kind == "session"]
+    taken = {(owner, row.server) for owner, held in there.items() for row in held if row.kind == "session"}
+    moved = [(moves[old], row) for old, held in live.items() for row in held if row.kind == "session"]
     ousted = []
     for owner, row in sorted(moved, key=lambda item: item[1].submitted_at, reverse=True):
         if (owner, row.server) in taken:
@@ -303,5 +303,5 @@ def _put(connection: Connection, heard: Iterable[Person]) -> None:
         for p in heard
     ]
     if values:
-        connection.execute(delete(people).where(P.name.in_([item["name"] for item in values])))
+        connection.execute(delete(people).where(P.name.in_([person["name"] for person in values])))
         connection.execute(insert(people), values)

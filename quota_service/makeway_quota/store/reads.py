@@ -56,7 +56,7 @@ def active(connection: Connection, damaged: dict[str, Sequence[str]] | None = No
     unplaced = {id for id, fields in (damaged or {}).items() if "placement" in fields}
     for at, row in enumerate(result) if unplaced else ():
         if row.id in unplaced and row.state in ADMITTED:
-            last = [item.placement for item in attempts_of(connection, row.id) if item.number == row.attempt]
+            last = [attempt.placement for attempt in attempts_of(connection, row.id) if attempt.number == row.attempt]
             result[at] = row._replace(placement=last[0] if last else ())
     return result
 
@@ -90,8 +90,8 @@ def capped(connection: Connection, owner: str, cap: Cap, limit: int) -> list[Wor
 
 def count_capped(connection: Connection, owner: str, cap: Cap) -> int:
     """Return how many workloads of an owner a cap counts; it stops counting at the cap."""
-    result = select(W.id).where(*_counted(owner, cap)).limit(cap.limit).subquery()
-    return int(connection.execute(select(func.count()).select_from(result)).scalar_one())
+    counted = select(W.id).where(*_counted(owner, cap)).limit(cap.limit).subquery()
+    return int(connection.execute(select(func.count()).select_from(counted)).scalar_one())
 
 
 def _counted(owner: str, cap: Cap) -> list[ColumnElement[bool] | TextClause]:
@@ -169,8 +169,8 @@ def past_runs(connection: Connection, limit: int) -> list[PastRun]:
 
 def histories(connection: Connection) -> tuple[dict[str, float], float]:
     """Return the decayed over-quota use of every policy, and when it was written (0: never)."""
-    result = connection.execute(select(known.c.policy, known.c.milli, known.c.at)).all()
-    return {policy: milli for policy, milli, _ in result}, max((at for _, _, at in result), default=0.0)
+    stored = connection.execute(select(known.c.policy, known.c.milli, known.c.at)).all()
+    return {policy: milli for policy, milli, _ in stored}, max((at for _, _, at in stored), default=0.0)
 
 
 def policy(connection: Connection, version: int | None) -> PolicyVersion | None:

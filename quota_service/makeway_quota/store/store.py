@@ -181,8 +181,8 @@ class Store:
             return answers
         changed: list[Workload] = []
         with self._database.write(changed, durable=True) as connection:
-            result = writes.add_workloads(connection, list(able.values()), now)
-            for (at, submission), answer in zip(able.items(), result, strict=True):
+            earlier = writes.add_workloads(connection, list(able.values()), now)
+            for (at, submission), answer in zip(able.items(), earlier, strict=True):
                 if answer is None:
                     changed.append(rows.light(submission.workload))
                 else:
@@ -225,8 +225,8 @@ class Store:
         damaged: dict[str, Sequence[str]] = {}
 
         def read(connection: Connection) -> list[Workload]:
-            result = pages.by_id(connection, ids, damaged)
-            return [row for row in result.values() if row.id not in damaged]
+            read_rows = pages.by_id(connection, ids, damaged)
+            return [row for row in read_rows.values() if row.id not in damaged]
 
         self._database.follow(read)
         return damaged
@@ -256,8 +256,8 @@ class Store:
     def with_attempts(self, id: str) -> tuple[Workload, list[Attempt]] | None:
         """Return a workload with its command, environment, source and attempts as they are at one moment, or None."""
         with self._database.read() as connection:
-            result = reads.workload(connection, id)
-            return None if result is None else (result, reads.attempts_of(connection, id))
+            workload = reads.workload(connection, id)
+            return None if workload is None else (workload, reads.attempts_of(connection, id))
 
     def commit(
         self, changes: Sequence[Change], decisions: Sequence[NewDecision] = (), *, now: float, term: int | None = None
@@ -382,8 +382,8 @@ class Store:
 
         def read(connection: Connection) -> list[Workload] | None:
             nonlocal result
-            result = replicas.changed_after(connection, after, self._known)
-            return result.rows if result.last > after else None
+            changes = replicas.changed_after(connection, after, self._known)
+            return changes.rows if changes.last > after else None
 
         self._database.follow(read)
         return result

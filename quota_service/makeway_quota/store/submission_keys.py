@@ -25,9 +25,9 @@ class UsedKeys:
 
     def __init__(self, connection: Connection, keys: Iterable[SubmissionKey]) -> None:
         self._connection = connection
-        wanted = sorted({item.key for item in keys})
-        result = KEYS.run(connection, wanted) if wanted else []
-        self._used = {(key, sender, number): (digest, workload) for key, sender, number, digest, workload in result}
+        wanted = sorted({submission_key.key for submission_key in keys})
+        used = KEYS.run(connection, wanted) if wanted else []
+        self._used = {(key, sender, number): (digest, workload) for key, sender, number, digest, workload in used}
         self._added: dict[str, Workload] = {}
 
     def repeated(self, key: SubmissionKey) -> Workload | KeyReused | Removed | None:

@@ -150,7 +150,7 @@ def _insert(connection: Connection, added: Sequence[Checked], sizes: Mapping[str
         accounts.add(connection, _by_account(added, sizes))
         named = (*rows.WORKLOAD_FIELDS, "command", "env")
         values = [{name: getattr(s.workload, name) for name in named} for s in added]
-        ADD_WORKLOADS.run(connection, [rows.encode(item) for item in values])
+        ADD_WORKLOADS.run(connection, [rows.encode(value) for value in values])
     given = [{"workload": s.workload.id, "source": s.workload.source} for s in added if s.workload.source]
     if given:
         connection.execute(insert(sources), given)
@@ -284,8 +284,8 @@ def move(
 def _update(connection: Connection, statement: Many, values: Iterable[dict[str, object]]) -> None:
     """Run an update for each of the values; those that set the same columns go together."""
     alike: dict[tuple[str, ...], list[dict[str, object]]] = {}
-    for item in values:
-        alike.setdefault(tuple(item), []).append(item)
+    for row in values:
+        alike.setdefault(tuple(row), []).append(row)
     for group in alike.values():
         statement.run(connection, group)
 
@@ -328,10 +328,10 @@ def log(connection: Connection, changed: Iterable[Workload], made: Sequence[NewD
             for new in made
         ]
         ids = _decision_ids(connection, len(made))
-        ADD_DECISIONS.run(connection, [_decision(id, item, now) for id, item in zip(ids, facts, strict=True)])
+        ADD_DECISIONS.run(connection, [_decision(id, fact, now) for id, fact in zip(ids, facts, strict=True)])
         events += [
-            _event("decision", new.team, new.owner, new.workload, {"id": id, **item}, now)
-            for id, new, item in zip(ids, made, facts, strict=True)
+            _event("decision", new.team, new.owner, new.workload, {"id": id, **fact}, now)
+            for id, new, fact in zip(ids, made, facts, strict=True)
         ]
     ADD_EVENTS.run(connection, events)
 
@@ -387,7 +387,7 @@ def keep_histories(connection: Connection, milli: Mapping[str, float], now: floa
     """Replace the decayed over-quota use of every policy."""
     connection.execute(delete(histories))
     if milli:
-        values = [{"policy": rows.clean(policy), "milli": item, "at": now} for policy, item in milli.items()]
+        values = [{"policy": rows.clean(policy), "milli": use, "at": now} for policy, use in milli.items()]
         connection.execute(insert(histories), values)
 
 

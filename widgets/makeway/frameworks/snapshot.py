@@ -63,8 +63,8 @@ class Gradients:
     def load(self, gradients: Mapping[str, Any]) -> None:
         """Set the gradients of all parameters."""
         for name, parameter in self._named().items():
-            result = gradients.get(name)
-            parameter.grad = None if result is None else result.to(parameter.device)
+            gradient = gradients.get(name)
+            parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
     def _named(self) -> dict[str, Any]:
         return {

@@ -43,8 +43,10 @@ def transformers_path(name: str = "trainer") -> str | None:
         return None
     home = Path(transformers_dir(name))
     listed = home.iterdir() if home.is_dir() else ()
-    result = [(int(match[1]), path) for path in listed if (match := _NAME.fullmatch(path.name)) and _is_complete(path)]
-    return str(max(result)[1]) if result else None
+    checkpoints = [
+        (int(match[1]), path) for path in listed if (match := _NAME.fullmatch(path.name)) and _is_complete(path)
+    ]
+    return str(max(checkpoints)[1]) if checkpoints else None
 
 
 def _is_complete(folder: Path) -> bool:

@@ -23,9 +23,9 @@ LIBRARY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "library")
 
 def start_time(pid: int) -> int:
     """Return a process's start time in clock ticks since boot, which identifies it together with the pid."""
-    if (result := stat(pid)) is None:
+    if (process := stat(pid)) is None:
         raise ProcessLookupError(errno.ESRCH, "there is no such process", str(pid))
-    return result.start
+    return process.start
 
 
 def boot_id() -> str:

@@ -47,9 +47,9 @@ def last_words(lines: list[str], rank: str = "", signalled: int = 0) -> str:
     """
     if rank:
         lines = [line.partition("] ")[2] for line in lines if line.startswith(f"[{rank}] ")]
-    if result := ROOT_CAUSE.search("\n".join(lines)):
-        rank, own = result[1], [line for line in lines if line.startswith(f"[rank{result[1]}]: ")]
-        return f"rank {rank}: {_reason(own) or end_of(int(result[2]))}"
+    if match := ROOT_CAUSE.search("\n".join(lines)):
+        rank, own = match[1], [line for line in lines if line.startswith(f"[rank{match[1]}]: ")]
+        return f"rank {rank}: {_reason(own) or end_of(int(match[2]))}"
     if rank:
         reason = end_of(signalled) if signalled else _reason(lines)
         return f"rank {rank}: {reason}" if reason else f"rank {rank}"
@@ -177,16 +177,16 @@ class Ending:
 
 def _of_ranks(ranks: Mapping[str, str], state: str) -> str:
     """Return the ranks in one state, with that state in words; "" if none is."""
-    result = [rank for rank, own in ranks.items() if own == state]
-    return f"{_names(result)} {RANK_STATES[state]}" if result else ""
+    in_state = [rank for rank, own in ranks.items() if own == state]
+    return f"{_names(in_state)} {RANK_STATES[state]}" if in_state else ""
 
 
 def _names(ranks: Iterable[str]) -> str:
     """Return ranks in words, such as "ranks 1, 2 and 3"; not all where they are many."""
-    result = sorted(ranks, key=lambda rank: (len(rank), rank))
-    shown = [*result[:MAX_RANKS], f"{len(result) - MAX_RANKS} more"] if len(result) > MAX_RANKS else result
+    ordered = sorted(ranks, key=lambda rank: (len(rank), rank))
+    shown = [*ordered[:MAX_RANKS], f"{len(ordered) - MAX_RANKS} more"] if len(ordered) > MAX_RANKS else ordered
     names = " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
-    return f"rank{'s' if len(result) > 1 else ''} {names}"
+    return f"rank{'s' if len(ordered) > 1 else ''} {names}"
 
 
 def slow_save(seconds: float | None, grace: float) -> str:

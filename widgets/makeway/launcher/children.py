@@ -121,8 +121,8 @@ def _descendants() -> list[int]:
     """Return the pids of all descendants, whatever session or group they are in."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and (result := stat(int(name))) is not None:
-            children.setdefault(result.parent, []).append(int(name))
+        if name.isdigit() and (process := stat(int(name))) is not None:
+            children.setdefault(process.parent, []).append(int(name))
     descendants: list[int] = []
     ahead = [os.getpid()]
     while ahead:

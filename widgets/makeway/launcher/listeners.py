@@ -81,7 +81,7 @@ class Listeners:
 
         One that an agent such as torchrun has started again has not.
         """
-        result: list[tuple[float, int, str]] = []
+        exits: list[tuple[float, int, str]] = []
         started: dict[str, int] = {}
         for process, mark in self._files():
             path = os.path.join(self.folder, ".".join([*map(str, process), *filter(None, [mark])]))
@@ -89,8 +89,8 @@ class Listeners:
                 rank = data.decode("ascii")
                 started[rank] = max(process.start, started.get(rank, 0))
                 if mark:
-                    result.append((_changed_at(path), process.start, rank))
-        return [rank for _, start, rank in sorted(result) if start == started[rank]]
+                    exits.append((_changed_at(path), process.start, rank))
+        return [rank for _, start, rank in sorted(exits) if start == started[rank]]
 
     def ended_since(self) -> bool:
         """Whether a process that listened since the notice has ended, and none listens any more."""
@@ -133,7 +133,7 @@ class Listeners:
         self.alive()  # those that have come since
         marks = self._marks()
         done = self._done(marks)
-        result: dict[str, list[str]] = {}
+        by_rank: dict[str, list[str]] = {}
         for process, rank in self._ranks.items():
             if process in done:
                 state = "acknowledged"
@@ -141,8 +141,8 @@ class Listeners:
                 state = "heard" if marks.get(process) else "unheard"
             else:
                 state = "ended"
-            result.setdefault(rank, []).append(state)
-        return {rank: min(states, key=_NEAREST.index) for rank, states in result.items() if rank}
+            by_rank.setdefault(rank, []).append(state)
+        return {rank: min(states, key=_NEAREST.index) for rank, states in by_rank.items() if rank}
 
     def _done(self, marks: dict[Process, set[str]]) -> set[Process]:
         """Return the processes that have acknowledged, those that they started, and those that only wait for them."""
@@ -222,8 +222,8 @@ def _namespace() -> int:
 
 def _is_alive(process: Process) -> bool:
     """Whether a process of this pid namespace has not ended."""
-    result = stat(process.pid)
-    return result is not None and result.start == process.start and result.is_alive
+    current = stat(process.pid)
+    return current is not None and current.start == process.start and current.is_alive
 
 
 def _ancestors(pid: int) -> list[int]:

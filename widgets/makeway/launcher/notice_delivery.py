@@ -161,7 +161,7 @@ class NoticeDelivery:
 
     def _running(self) -> list[tuple[int, Listeners]]:
         """Return the workers that have not ended, by pid."""
-        return [(pid, result) for pid, result in self._listeners.items() if pid not in self._children.codes]
+        return [(pid, listeners) for pid, listeners in self._listeners.items() if pid not in self._children.codes]
 
 
 def _is_done(listeners: Listeners) -> bool:

@@ -167,9 +167,9 @@ class Remote:
         try:
             self._until_taken(attempt, partial(self._send_report, report), ends)
         except Rejected:  # what the job wrote about itself cannot be read: its end can
-            minimum = {key: end[key] for key in ("exit_code", "ended_at", "result_unsent")}
+            reduced = {key: end[key] for key in ("exit_code", "ended_at", "result_unsent")}
             with contextlib.suppress(Rejected):
-                self._until_taken(attempt, partial(self._send_report, {"exit": minimum}), ends)
+                self._until_taken(attempt, partial(self._send_report, {"exit": reduced}), ends)
 
     def _leave(self, report: dict[str, Any], log: Log) -> None:
         """Write how it ended where its machine keeps it."""

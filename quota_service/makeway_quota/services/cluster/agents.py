@@ -259,8 +259,8 @@ def _gpus(devices: list[int], hidden: bool, virtual: bool) -> dict[str, str]:
     """Return the variables by which a worker sees its GPUs."""
     if hidden:
         return {"CUDA_VISIBLE_DEVICES": "none", "NVIDIA_VISIBLE_DEVICES": "none"}
-    result = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
-    return {**result, "MAKEWAY_VIRTUAL_GPUS": "1"} if virtual else result
+    variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
+    return {**variables, "MAKEWAY_VIRTUAL_GPUS": "1"} if virtual else variables
 
 
 def _facts(body: AgentJoin | AgentReportIn) -> dict[str, Any]:

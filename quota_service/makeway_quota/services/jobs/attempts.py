@@ -170,8 +170,8 @@ class AttemptService:
 
     def _heartbeat(self, lost_after: float) -> float:
         """Return the seconds between two reports of a worker: the more there are, the more of them."""
-        max_length = max(HEARTBEAT, min(SLOWEST_HEARTBEAT, lost_after / 5))
-        return min(max_length, max(HEARTBEAT, self._channel.workers / REPORTS_A_SECOND))
+        longest = max(HEARTBEAT, min(SLOWEST_HEARTBEAT, lost_after / 5))
+        return min(longest, max(HEARTBEAT, self._channel.workers / REPORTS_A_SECOND))
 
     async def output(
         self, token: str, key: WorkerKey, kind: Kind, offset: int, data: bytes, *, dropped: bool

@@ -133,8 +133,8 @@ class ListingService:
         if unknown:
             if len(self._names) > MAX_NAMES:
                 self._names.clear()
-            result = await self._context.call(self._context.store.names, unknown)
-            self._names |= {id: result.get(id, "") for id in unknown}
+            read = await self._context.call(self._context.store.names, unknown)
+            self._names |= {id: read.get(id, "") for id in unknown}
         return {id: self._names[id] for id in ids if self._names.get(id)}
 
 
@@ -221,8 +221,8 @@ def line(row: Workload) -> WorkloadLine:
 def _with_progress(line: WorkloadLine, known: Mapping[str, ProgressRow], now: float) -> WorkloadLine:
     if line.id not in known:
         return line
-    result = views.progress_model(known[line.id], now, running=line.state.holds_gpus, whole=False)
-    return replace(line, progress=result and result.model_copy(update={"stage": "", "metrics": {}}))
+    progress = views.progress_model(known[line.id], now, running=line.state.holds_gpus, whole=False)
+    return replace(line, progress=progress and progress.model_copy(update={"stage": "", "metrics": {}}))
 
 
 def _with_problem(line: WorkloadLine, problem: str | None) -> WorkloadLine:

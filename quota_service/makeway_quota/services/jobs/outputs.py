@@ -174,8 +174,8 @@ def _failure(data: bytes) -> dict[str, Any]:
 
 def _continuation(data: bytes) -> int:
     """Return how many bytes belong to a character that begins before them."""
-    result = next((n for n, byte in enumerate(data[:MAX_CHARACTER]) if byte & 0xC0 != 0x80), 0)
-    return result if result < MAX_CHARACTER else 0
+    count = next((n for n, byte in enumerate(data[:MAX_CHARACTER]) if byte & 0xC0 != 0x80), 0)
+    return count if count < MAX_CHARACTER else 0
 
 
 def _decode(data: bytes, *, final: bool) -> tuple[str, int]:

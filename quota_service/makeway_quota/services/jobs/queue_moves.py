@@ -90,11 +90,11 @@ class QueueMoveService:
         if job.state.value != "pending" or not _may_move(caller, job.owner):
             return []
         document = self._context.document
-        result = [
+        queues = [
             (team, name) for team in self._teams(caller, job.owner) for name in document.profiles_for(team, "job")
         ]
         bound = self._is_bound(job.attempt)
-        return [queue for queue in result if queue != (job.team, job.profile) and (queue[0] == job.team or not bound)]
+        return [queue for queue in queues if queue != (job.team, job.profile) and (queue[0] == job.team or not bound)]
 
     async def _movable(self, caller: Caller, id: str) -> Workload:
         row = await self._access.visible(caller, id)

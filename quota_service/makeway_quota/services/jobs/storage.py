@@ -109,7 +109,7 @@ class StorageService:
 
     async def _measure(self, row: Workload) -> JobStorage:
         attempts = await self._context.call(self._context.store.attempts, row.id)
-        numbers = [item.number for item in attempts][-MAX_ATTEMPTS:]
+        numbers = [attempt.number for attempt in attempts][-MAX_ATTEMPTS:]
         written = await self._outputs(row, numbers)
         kinds = await self._context.call(self._measured, row.id)
         return JobStorage(
@@ -142,7 +142,7 @@ class StorageService:
     async def delete_output(self, caller: Caller, id: str, attempt: int) -> StorageDeleted:
         """Delete the log, result and exception of an attempt for good; 409 while the attempt runs."""
         row = await self._access.changeable(caller, id, "delete the output of")
-        if not any(item.number == attempt for item in await self._context.call(self._context.store.attempts, id)):
+        if not any(known.number == attempt for known in await self._context.call(self._context.store.attempts, id)):
             raise refuse(f"{row.name} has no attempt {attempt:,}.", "not_found", 404)
         if not _is_over(row, attempt):
             message = (
@@ -256,11 +256,11 @@ def _queue_apart(kinds: dict[str, int], queued: int) -> dict[str, int]:
 
 def _accounts(lines: Sequence[AccountLine]) -> list[StorageAccount]:
     """Return the accounts of each person in each team, the largest first, as many as fit into an answer."""
-    result: dict[tuple[str, str], list[AccountLine]] = {}
+    by_account: dict[tuple[str, str], list[AccountLine]] = {}
     for line in lines:
-        result.setdefault((line.owner, line.team), []).append(line)
+        by_account.setdefault((line.owner, line.team), []).append(line)
     made = [
-        StorageAccount(owner=owner, team=team, bytes=sum(item.bytes for item in of), kinds=_by_kind(of))
-        for (owner, team), of in result.items()
+        StorageAccount(owner=owner, team=team, bytes=sum(line.bytes for line in of), kinds=_by_kind(of))
+        for (owner, team), of in by_account.items()
     ]
     return sorted(made, key=lambda one: (-one.bytes, one.owner, one.team))[:5000]

@@ -115,7 +115,7 @@ class SubmissionService:
             try:
                 return await self._clone(caller, id, overrides, keys)
             except MakewayError as refused:
-                before = await submitted_before(self._context, caller, [item for item in keys if item], refused)
+                before = await submitted_before(self._context, caller, [key for key in keys if key], refused)
                 if before is None:
                     raise
                 return [await self._access.shown(caller, row) for row in before]
@@ -231,9 +231,9 @@ class SubmissionService:
         named = [row for row in recent if row.name == name and row.id != id]
         progress = store.progress.of([row.id for row in named])
         for row in named:
-            result = progress.get(row.id)
-            if result is not None and result.report.get("save_seconds") is not None:
-                slow = views.slow_save(result, grace)
+            saved = progress.get(row.id)
+            if saved is not None and saved.report.get("save_seconds") is not None:
+                slow = views.slow_save(saved, grace)
                 return (
                     [f"Your previous job of this name, {row.id}, saved slowly: {slow}; {outcomes.FASTER_SAVES}."]
                     if slow

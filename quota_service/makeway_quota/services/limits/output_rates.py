@@ -35,7 +35,7 @@ class OutputRates:
         now = self._clock()
         if len(self._buckets) > MAX_BUCKETS:
             full = self._burst / self._rate
-            self._buckets = {item: bucket for item, bucket in self._buckets.items() if now - bucket.at < full}
+            self._buckets = {other: bucket for other, bucket in self._buckets.items() if now - bucket.at < full}
         bucket = self._buckets.setdefault(worker, _Bucket(self._burst, now))
         bucket.remaining = min(self._burst, bucket.remaining + (now - bucket.at) * self._rate)
         bucket.at = now

@@ -296,8 +296,8 @@ class StorageLimits:
 
     def room(self) -> Room | None:
         """Return the room on the fullest of the disks with data; None where none of them is of this machine."""
-        result = [Room(free_bytes(path), self._kept_free(path)) for path in self._folders() if path.exists()]
-        return min(result, key=lambda room: room.free - room.reserve, default=None)
+        rooms = [Room(free_bytes(path), self._kept_free(path)) for path in self._folders() if path.exists()]
+        return min(rooms, key=lambda room: room.free - room.reserve, default=None)
 
     def remaining(self) -> int | None:
         """Return the bytes that large writes may still take of the disk; None where it is not of this machine."""
@@ -315,7 +315,7 @@ class StorageLimits:
         """Read the accounts that these bytes count in, unless they are known; what is being written is added."""
         now, whose = self._clock(), more.accounts
         known = [self._known.get(who) for who in whose.values()]
-        if all(item is not None and 0 <= now - item.at < KNOWN_SECONDS for item in known):
+        if all(account is not None and 0 <= now - account.at < KNOWN_SECONDS for account in known):
             return
         if len(self._known) > MAX_KNOWN:
             self._known.clear()

@@ -147,7 +147,7 @@ class UserLimits:
             with self._guard:
                 self._less(self._arriving, user, reservation.remaining)
                 self._less(self._arriving_bytes, user, reservation.remaining * size)
-                for id in [id for id, item in self._expected.items() if item is reservation]:
+                for id in [id for id, other in self._expected.items() if other is reservation]:
                     del self._expected[id]
 
     def count_request(self, user: str) -> None:
@@ -237,7 +237,7 @@ class UserLimits:
         bucket.remaining = min(limit, bucket.remaining + max(0.0, now - bucket.at) * limit / 60)
         bucket.at = max(bucket.at, now)
         if len(buckets) > MAX_BUCKETS:  # one that was not used for a minute is full
-            for name in [name for name, item in buckets.items() if now - item.at >= 60]:
+            for name in [name for name, other in buckets.items() if now - other.at >= 60]:
                 del buckets[name]
         return bucket
 

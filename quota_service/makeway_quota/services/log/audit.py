@@ -160,8 +160,8 @@ class AuditService:
 
     async def ready(self, named: bool = False) -> Health:
         """Return whether this replica may get requests, and the state of each part of it; it waits for nothing."""
-        result = checks(self._context, named)
-        return Health(ok=serves(result), checks=result)
+        parts = checks(self._context, named)
+        return Health(ok=serves(parts), checks=parts)
 
 
 def _shows(caller: Caller, teams: Collection[str] | None, event: EventRow) -> bool:

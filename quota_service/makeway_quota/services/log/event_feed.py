@@ -86,8 +86,8 @@ class EventFeed:
         if self._events and self._events[0].id <= id + 1:
             begin = bisect_right(self._events, id, key=attrgetter("id"))
             return self._events[begin : begin + BATCH]
-        result: list[Event] = await self._call(self._store.events, id)
-        return result
+        events: list[Event] = await self._call(self._store.events, id)
+        return events
 
     async def _refresh(self) -> None:
         if self._commits == self._read:

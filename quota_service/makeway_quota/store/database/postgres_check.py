@@ -92,8 +92,8 @@ def stored_policy(url: str) -> str | None:
         with engine.connect() as connection, connection.begin():
             if not inspect(connection).has_table("policies"):
                 return None
-            result = connection.execute(text(newest)).scalar()
-            return None if result is None else str(result)
+            document = connection.execute(text(newest)).scalar()
+            return None if document is None else str(document)
     except DBAPIError:  # what is wrong with the database is a finding of its own
         return None
     finally:

@@ -69,11 +69,11 @@ class Reserve:
 
 def free_bytes(folder: Path) -> int:
     """Return the bytes that are free for this process on the disk of a folder."""
-    result = os.statvfs(folder)
-    return result.f_bavail * result.f_frsize
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
 
 
 def disk_bytes(folder: Path) -> int:
     """Return the size of the disk of a folder."""
-    result = os.statvfs(folder)
-    return result.f_blocks * result.f_frsize
+    disk = os.statvfs(folder)
+    return disk.f_blocks * disk.f_frsize

@@ -94,8 +94,8 @@ def renew_leases(connection: Connection, ids: Collection[str], until: float) -> 
 def lease_times(connection: Connection) -> dict[str, float | None]:
     """Read the end of each live session's lease."""
     live = (workloads.c.kind == "session", LIVE_ROW)
-    result = connection.execute(select(workloads.c.id, workloads.c.expires_at).where(*live)).all()
-    return {row.id: row.expires_at for row in result}
+    leases = connection.execute(select(workloads.c.id, workloads.c.expires_at).where(*live)).all()
+    return {row.id: row.expires_at for row in leases}
 
 
 class Notifications:

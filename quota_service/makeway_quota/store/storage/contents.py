@@ -94,9 +94,9 @@ class Contents:
     def files(self, id: str) -> tuple[File, ...]:
         """Return the files of a submission, by path; FileUnreadable and FilesUnavailable name one."""
         with self._database.read() as connection:
-            result = reads.files_of(connection, id)
+            stored = reads.files_of(connection, id)
         return tuple(
-            File(path, self._read(path, data, digest), executable) for path, data, executable, digest in result
+            File(path, self._read(path, data, digest), executable) for path, data, executable, digest in stored
         )
 
     def listed(self, id: str) -> list[tuple[str, bool, str]]:
@@ -150,12 +150,16 @@ class Contents:
             later = (dropped.c.digest > after, dropped.c.digest.not_in(list(skip)))
             query = select(dropped.c.digest, dropped.c.at).where(due, *later).order_by(dropped.c.digest)
             with self._database.read() as connection:
-                result = connection.execute(query.limit(CLEARED_AT_ONCE)).all()
-            if not result:
+                unused = connection.execute(query.limit(CLEARED_AT_ONCE)).all()
+            if not unused:
                 return removed
-            after = result[-1].digest
-            removed += self._remove_unused([item.digest for item in result])
-            done = [{"one": item.digest, "noted": item.at} for item in result if item.digest not in self.unremovable]
+            after = unused[-1].digest
+            removed += self._remove_unused([content.digest for content in unused])
+            done = [
+                {"one": content.digest, "noted": content.at}
+                for content in unused
+                if content.digest not in self.unremovable
+            ]
             if done:
                 with self._database.write(quiet=True) as connection:
                     connection.execute(FORGET, done)

@@ -56,8 +56,8 @@ class Growth:
             for side, order in ((D.day < day, D.day.desc()), (D.day > day, D.day)):
                 beyond = select(D.day).where(side).distinct().order_by(order).offset(DAYS - 1).limit(MAX_DAYS_REMOVED)
                 connection.execute(delete(storage_days).where(D.day.in_(beyond.scalar_subquery())))
-            result = [*_sums(connection), *([] if free is None else [(FREE, "", max(0, free))])]
-            values = [{"day": day, "scope": scope, "name": name, "bytes": size} for scope, name, size in result]
+            sums = [*_sums(connection), *([] if free is None else [(FREE, "", max(0, free))])]
+            values = [{"day": day, "scope": scope, "name": name, "bytes": size} for scope, name, size in sums]
             connection.execute(insert(storage_days), values)
         self._last_day = day
 
@@ -95,6 +95,6 @@ def _sums(connection: Connection) -> Iterable[tuple[str, str, int]]:
     whole = connection.execute(select(func.coalesce(size, 0))).scalar_one()
     yield ALL, "", int(whole)
     for scope, column in ((TEAM, A.team), (PERSON, A.owner)):
-        maximum = select(column, size).where(column != "").group_by(column).having(size > 0)
-        for name, held in connection.execute(maximum.order_by(size.desc(), column).limit(MAX_PER_SCOPE)):
+        largest = select(column, size).where(column != "").group_by(column).having(size > 0)
+        for name, held in connection.execute(largest.order_by(size.desc(), column).limit(MAX_PER_SCOPE)):
             yield scope, str(rows.clean(name)), int(held)

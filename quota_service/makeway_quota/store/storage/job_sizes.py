@@ -123,8 +123,8 @@ def _alone(connection: Connection, id: str, owner: str, team: str) -> int:
         func.coalesce(whose.c.team, "") == team,
     )
     mine = select(blobs.c.digest, blobs.c.size).join_from(files, blobs).where(files.c.workload == rows.clean(id))
-    result = mine.where(~shared).distinct().subquery()
-    return _total(connection, select(func.sum(result.c.size)))
+    unshared = mine.where(~shared).distinct().subquery()
+    return _total(connection, select(func.sum(unshared.c.size)))
 
 
 def _total(connection: Connection, query: Any) -> int:

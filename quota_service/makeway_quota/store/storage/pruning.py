@@ -174,8 +174,8 @@ class Pruning:
         """Return the removal of a workload, None if it is there, or never was, or was removed too long ago."""
         query = select(R.kind, R.owner, R.team).where(R.workload == rows.clean(id))
         with self._database.read() as connection:
-            result = connection.execute(query).first()
-        return None if result is None else Removal(*result)
+            row = connection.execute(query).first()
+        return None if row is None else Removal(*row)
 
     def forget_removals(
         self, before: float, limit: int, term: int | None = None, *, maximum: int | None = None, skip: Skip = ()
@@ -250,9 +250,9 @@ class Pruning:
             .limit(limit)
         )
         with self._database.read() as connection:
-            result = connection.execute(query).all()
-        rest = result[-1][0] if len(result) == limit else None
-        return [(digest, size) for digest, used, size in result if not used], rest
+            contents = connection.execute(query).all()
+        rest = contents[-1][0] if len(contents) == limit else None
+        return [(digest, size) for digest, used, size in contents if not used], rest
 
     def forget_blobs(self, digests: Sequence[str], now: float, term: int | None = None) -> int:
         """Remove these file contents, unless a workload refers to one; `Contents.clear` removes those outside."""

@@ -109,8 +109,8 @@ async def decisions(
     before: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="only decisions with a smaller id")] = None,
 ) -> Response:
     """Return the decision log, newest first."""
-    result = await services.audit.decisions(caller, workload, team, limit, before)
-    return await services.context.call(json_list, result)
+    newest = await services.audit.decisions(caller, workload, team, limit, before)
+    return await services.context.call(json_list, newest)
 
 
 @router.get(

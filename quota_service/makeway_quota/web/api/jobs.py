@@ -99,8 +99,8 @@ async def jobs(
     cursor: Annotated[str | None, Query(max_length=200, description="`next` of the page before")] = None,
 ) -> Response:
     """Return the jobs that the caller may see, newest first."""
-    results = await services.jobs.jobs(caller, team, state, mine, limit, cursor)
-    return await services.context.call(json_of, results)
+    page = await services.jobs.jobs(caller, team, state, mine, limit, cursor)
+    return await services.context.call(json_of, page)
 
 
 @router.get("/{id}", operation_id="job", response_model=Job)

@@ -49,8 +49,8 @@ async def session(
     """Return one session; with `wait`, as soon as it is newer than `version`."""
     if wait > 0 and not sees_all(caller):
         own(caller, await services.sessions.session(id, 0, None))
-    result = await streams.poll(lambda seconds: services.sessions.session(id, seconds, version), wait)
-    return json_of(own(caller, result))
+    current = await streams.poll(lambda seconds: services.sessions.session(id, seconds, version), wait)
+    return json_of(own(caller, current))
 
 
 @router.post("/{id}/started", operation_id="session_started", response_model=Session, responses=declared(409, 410))

@@ -22,8 +22,8 @@ def confirmation(signer: Signer, visitor: Visitor, text: str, base: int) -> str:
 
 def confirms(signer: Signer, visitor: Visitor, sent: str, text: str, base: int) -> bool:
     """Whether `sent` is the token of this visitor for this text and version, not older than `SECONDS`."""
-    result = signer.read("confirmation", sent)
-    return isinstance(result, str) and same(_subject(visitor, text, base), result)
+    subject = signer.read("confirmation", sent)
+    return isinstance(subject, str) and same(_subject(visitor, text, base), subject)
 
 
 def _subject(visitor: Visitor, text: str, base: int) -> str:

@@ -32,8 +32,8 @@ def install(app: FastAPI, settings: WebSettings) -> None:
 def router(settings: WebSettings) -> APIRouter:
     """Return every page, below the prefix."""
     routes = APIRouter(prefix=settings.prefix.rstrip("/"), include_in_schema=False)
-    for item in ROUTERS:
-        routes.include_router(item)
+    for pages in ROUTERS:
+        routes.include_router(pages)
     routes.add_api_route("/oauth_callback", oauth_callback, methods=["GET"])
     if settings.prefix != "/":
         routes.add_api_route("", to_panel, methods=["GET"])

@@ -27,7 +27,7 @@ async def decisions_page(
     """Return the decisions before one of them, newest first."""
     caller = visitor.caller
     decisions = await services.audit.decisions(caller, None, team, LINES, before)
-    names = await services.listings.names([item.workload for item in decisions if item.workload])
+    names = await services.listings.names([decision.workload for decision in decisions if decision.workload])
     return await page(
         request,
         "decisions.html",

@@ -118,7 +118,7 @@ async def _may_touch(services: Services, caller: Caller, job: Job) -> bool:
     if caller.name == job.owner or caller.admin:
         return may(caller, "submit") or may_for_some(caller, "manage")
     groups = [policy.groups for policy in await services.inventory.policies(caller) if policy.name == job.team]
-    return any(caller.manages(tuple(result)) for result in groups)
+    return any(caller.manages(tuple(groups_of_policy)) for groups_of_policy in groups)
 
 
 async def _tail(services: Services, caller: Caller, job: Job) -> LogChunk:

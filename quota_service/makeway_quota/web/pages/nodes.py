@@ -71,7 +71,7 @@ async def nodes_page(
     words = q.casefold().strip()
 
     def matching() -> list[NodeLine]:  # ten thousand nodes take a second: not in the event loop
-        lines = (_line(node, item.name) for item in pools if pool in ("", item.name) for node in item.nodes)
+        lines = (_line(node, known.name) for known in pools if pool in ("", known.name) for node in known.nodes)
         return [
             line for line in lines
             if line.is_in(state) and (not team or team in line.teams) and words in line.node.name.casefold()
@@ -89,7 +89,7 @@ async def nodes_page(
         total=len(result),
         number=number,
         pages=pages,
-        pools=[item.name for item in pools],
+        pools=[known.name for known in pools],
         states=STATES,
         chosen={"pool": pool, "state": state, "team": team, "q": q},
         display=display_of(services, caller, usage, pools, settings, nodes=[]),
@@ -102,7 +102,7 @@ async def node_page(request: Request, name: str, visitor: PageVisitor, services:
     """Show one node: its GPUs, the workloads that hold them, and what runs there."""
     caller, settings = visitor.caller, request.app.state.settings
     usage, pools = await services.usage.usage(caller), await services.inventory.pools(caller)
-    result = next(((item, node) for item in pools for node in item.nodes if node.name == name), None)
+    result = next(((listed, node) for listed in pools for node in listed.nodes if node.name == name), None)
     if result is None:
         raise MakewayError(f"There is no node {name[:80]} now.", code="not_found", status=404)
     pool, node = result

@@ -111,9 +111,9 @@ async def gather(services: Services, caller: Caller, settings: WebSettings, team
         shown=shown,
         team=team,
         names=await services.listings.names(
-            [decision.workload for decision in decisions if decision.workload] + [item.workload for item in hanging]
+            [decision.workload for decision in decisions if decision.workload] + [start.workload for start in hanging]
         ),
-        hanging=[item for item in hanging if team is None or item.team == team],
+        hanging=[start for start in hanging if team is None or start.team == team],
         unassigned=services.inventory.unassigned(caller),
     )
 

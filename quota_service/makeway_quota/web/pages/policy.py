@@ -92,7 +92,7 @@ async def _page(request: Request, visitor: Visitor, services: Services, status: 
         **values,
     }
     caller = visitor.caller
-    titles = {item.name: item.title or item.name for item in await services.inventory.policies(caller)}
+    titles = {policy.name: policy.title or policy.name for policy in await services.inventory.policies(caller)}
     current, history = await services.policies.current(caller), await services.policies.history(caller)
     return await page(
         request, "policy.html", visitor, status=status, current=current, history=history[:200], titles=titles, **known

@@ -49,7 +49,7 @@ async def storage_page(
         )
     report = await services.storage.report(visitor.caller)
     growth = await services.growth.growth() if visitor.caller.admin else None
-    names = {item.name: item.title or item.name for item in await services.inventory.policies(visitor.caller)}
+    names = {policy.name: policy.title or policy.name for policy in await services.inventory.policies(visitor.caller)}
     return await page(
         request,
         "storage.html",

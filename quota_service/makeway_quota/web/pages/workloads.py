@@ -42,7 +42,7 @@ async def workloads_page(
         visitor,
         listing=await services.listings.listing(caller, query),
         teams=[entry.team for entry in usage.teams],
-        profiles=sorted(item.name for item in await services.inventory.profiles(caller)),
+        profiles=sorted(known.name for known in await services.inventory.profiles(caller)),
         chosen={"state": state, "team": team, "owner": owner, "profile": profile, "q": q},
         display=display_of(services, caller, usage, [], settings),
         cancels_all=bool(owner) and may(caller, "admin"),

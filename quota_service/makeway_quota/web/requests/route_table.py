@@ -75,8 +75,8 @@ class RouteTable(BaseRoute):
         if scope["type"] != "http" or scope.get("root_path"):
             return None
         values: list[str] = []
-        result = _find(self._root, scope["path"].split("/"), 1, scope["method"], values)
-        return None if result is None else (result, dict(zip(result.names, values, strict=True)))
+        entry = _find(self._root, scope["path"].split("/"), 1, scope["method"], values)
+        return None if entry is None else (entry, dict(zip(entry.names, values, strict=True)))
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Return a full match, or none: whether a path has another method is for FastAPI to answer."""
@@ -102,9 +102,9 @@ class DirectRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = None
-        result = self._table.find(scope)
-        if result is not None and (call := result[0].direct) is not None:
-            request = Request({**scope, "endpoint": call.endpoint, "path_params": result[1]}, receive)
+        route = self._table.find(scope)
+        if route is not None and (call := route[0].direct) is not None:
+            request = Request({**scope, "endpoint": call.endpoint, "path_params": route[1]}, receive)
             try:
                 response = await call.answer(request)
             except (MakewayError, HTTPException) as error:

@@ -94,8 +94,8 @@ class Connections:
     @property
     def for_all(self) -> int:
         """Return how many of them anyone may use."""
-        maximum = self.limit
-        return maximum - min(max(RESERVED, maximum // RESERVED_PART), maximum // 4)
+        limit = self.limit
+        return limit - min(max(RESERVED, limit // RESERVED_PART), limit // 4)
 
     def opened(self, connection: Open) -> None:
         """Take a new connection; close idle ones, or reserve this one where none is idle, if there are too many."""
@@ -138,7 +138,7 @@ class Connections:
         now = self._clock()
         if self._warned_at is None or now - self._warned_at >= WARN_EVERY:
             self._warned_at = now
-            address, count = Counter(item.address for item in self._open).most_common(1)[0]
+            address, count = Counter(connection.address for connection in self._open).most_common(1)[0]
             log.warning(
                 "%d connections are open, the most that are possible: idle ones are closed. %d are from %s",
                 limit,
@@ -153,13 +153,17 @@ def _closable(connections: Collection[Open], count: int, before: float) -> list[
     Those without a login go before all others.
     """
     idle: dict[str, list[Open]] = {}
-    result = [each for each in connections if each.idle_since is not None and each.idle_since <= before]
-    for each in [each for each in result if not each.logged_in] or result:
-        idle.setdefault(each.address, []).append(each)
+    candidates = [
+        connection
+        for connection in connections
+        if connection.idle_since is not None and connection.idle_since <= before
+    ]
+    for connection in [connection for connection in candidates if not connection.logged_in] or candidates:
+        idle.setdefault(connection.address, []).append(connection)
     if not idle:
         return []
-    maximum: Iterable[Open] = max(idle.items(), key=lambda entry: (len(entry[1]), entry[0]))[1]
-    return sorted(maximum, key=lambda item: (item.requests > 0, item.idle_since or 0.0))[:count]
+    largest: Iterable[Open] = max(idle.items(), key=lambda entry: (len(entry[1]), entry[0]))[1]
+    return sorted(largest, key=lambda connection: (connection.requests > 0, connection.idle_since or 0.0))[:count]
 
 
 def note_login(scope: Mapping[str, Any]) -> None:

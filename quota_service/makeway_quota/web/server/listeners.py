@@ -44,5 +44,5 @@ def listeners(host: str, port: int) -> list[socket.socket] | None:
 
 
 def _close(sockets: Iterable[socket.socket]) -> None:
-    for item in sockets:
-        item.close()
+    for listener in sockets:
+        listener.close()

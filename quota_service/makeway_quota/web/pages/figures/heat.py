@@ -95,13 +95,13 @@ _KNOWN: dict[tuple[str, int, Grid], Sequence[_Block]] = {}
 def _block(pool: str, start: int, nodes: Sequence[Node], grid: Grid, display: Display) -> _Block:
     """Return a block of nodes from position `start` on, drawn again only if a node or a colour changed."""
     key, facts = (pool, start, grid), [facts_of(node) for node in nodes]
-    serials = [item.serial for item in facts]
+    serials = [node.serial for node in facts]
     kept = _KNOWN.get(key, ())
     for known in kept:
         if known.serials == serials and all(display.colour(team) == colour for team, colour in known.colours):
             return known
-    colours = [(team, display.colour(team)) for team in frozenset().union(*(item.teams for item in facts))]
-    block = _Block(serials, colours, _paths(start, facts, grid, display), "\n".join(item.tip for item in facts))
+    colours = [(team, display.colour(team)) for team in frozenset().union(*(node.teams for node in facts))]
+    block = _Block(serials, colours, _paths(start, facts, grid, display), "\n".join(node.tip for node in facts))
     if key not in _KNOWN and len(_KNOWN) >= MAX_BLOCKS:
         _KNOWN.clear()
     _KNOWN[key] = (block, *kept[: MAX_DRAWINGS - 1])
@@ -111,11 +111,11 @@ def _block(pool: str, start: int, nodes: Sequence[Node], grid: Grid, display: Di
 def _paths(start: int, facts: Sequence[NodeFacts], grid: Grid, display: Display) -> Paths:
     paths: defaultdict[tuple[str, bool], list[str]] = defaultdict(list)
     for at, node in enumerate(facts, start):
-        remaining, top = at % grid.columns * grid.wide, at // grid.columns * grid.tall
+        left, top = at % grid.columns * grid.wide, at // grid.columns * grid.tall
         for team, state, over, row, first, length in node.runs:
             name = state if team is None else display.colour(team)
             width = length * GPU_WIDTH - 1
-            x, y = remaining + first * GPU_WIDTH, top + row * GPU_HEIGHT
+            x, y = left + first * GPU_WIDTH, top + row * GPU_HEIGHT
             paths[name, over].append(f"M{x} {y}h{width}v{GPU_HEIGHT - 1}h-{width}z")
     return {key: "\n".join(parts) for key, parts in paths.items()}
 
