@@ -131,6 +131,16 @@ def test_a_heat_map_draws_every_gpu_once_in_the_colour_of_its_team() -> None:
     assert "h100: 11 of 24 GPUs in use on 3 nodes, 1 not ready" in svg
 
 
+def test_idle_gpus_of_a_cordoned_node_are_not_drawn_as_held_by_others() -> None:
+    held = Device(index=0, free=0, holders=[holder()])
+    idle = [Device(index=i, free=0) for i in range(1, 8)]
+    cordoned = Node(name="a", pool="h100", devices=[held, *idle], cordoned=True)
+    others = Node(name="b", pool="h100", devices=[held, *idle], foreign=7)
+    svg = str(heat_map(large_pool(cordoned, others), DISPLAY))
+    assert (areas(svg, "t0"), areas(svg, "unavailable"), areas(svg, "foreign")) == (2, 7, 7)
+    assert "a cordoned 1/8 in use\nb 1/8 in use" in svg
+
+
 def test_tiles_of_a_heat_map_do_not_overlap() -> None:
     nodes = [full_node(f"n{i}", *["rnd"] * (i % 9)) for i in range(500)]
     svg = str(heat_map(large_pool(*nodes), DISPLAY))

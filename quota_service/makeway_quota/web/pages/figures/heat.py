@@ -112,11 +112,11 @@ def _paths(start: int, facts: Sequence[NodeFacts], grid: Grid, display: Display)
     paths: defaultdict[tuple[str, bool], list[str]] = defaultdict(list)
     for at, node in enumerate(facts, start):
         left, top = at % grid.columns * grid.wide, at // grid.columns * grid.tall
-        for team, state, over, row, first, length in node.runs:
-            name = state if team is None else display.colour(team)
-            width = length * GPU_WIDTH - 1
-            x, y = left + first * GPU_WIDTH, top + row * GPU_HEIGHT
-            paths[name, over].append(f"M{x} {y}h{width}v{GPU_HEIGHT - 1}h-{width}z")
+        for strip in node.strips:
+            name = strip.state if strip.team is None else display.colour(strip.team)
+            width = strip.length * GPU_WIDTH - 1
+            x, y = left + strip.first * GPU_WIDTH, top + strip.row * GPU_HEIGHT
+            paths[name, strip.over_quota].append(f"M{x} {y}h{width}v{GPU_HEIGHT - 1}h-{width}z")
     return {key: "\n".join(parts) for key, parts in paths.items()}
 
 

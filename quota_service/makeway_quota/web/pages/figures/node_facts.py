@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count, groupby
+from typing import NamedTuple
 from weakref import ref
 
 from makeway_api.models import Device, Node
@@ -19,10 +20,23 @@ ROW_GPUS = 16
 MAX_KEPT = 50_000
 """Nodes whose facts are kept; beyond, all are derived anew"""
 
-FREE, DOWN, FOREIGN = "free", "down", "foreign"
+FREE, DOWN, FOREIGN, UNAVAILABLE = "free", "down", "foreign", "unavailable"
+"""States of a GPU that no workload holds: free, of a node that is not ready, held by others, of a cordoned node"""
 
-Run = tuple[str | None, str, bool, int, int, int]
-"""Team (None: the GPUs are not held), else the state, whether over quota, row within the node, first GPU, number."""
+
+class GpuStrip(NamedTuple):
+    """GPUs beside each other in one row of a node that look the same."""
+
+    team: str | None
+    """None: no workload holds them"""
+    state: str
+    """of GPUs that no workload holds; else empty"""
+    over_quota: bool
+    row: int
+    first: int
+    """position of the first GPU within the row"""
+    length: int
+    """number of GPUs"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +46,7 @@ class NodeFacts:
     node: ref[Node]
     serial: int
     """of these facts; no others ever have it"""
-    runs: tuple[Run, ...]
+    strips: tuple[GpuStrip, ...]
     tip: str
     """its name, then what its GPUs do"""
     teams: frozenset[str]
@@ -50,7 +64,7 @@ def facts_of(node: Node) -> NodeFacts:
     if known is None or known.node() is not node:
         if len(_KNOWN) >= MAX_KEPT:
             _KNOWN.clear()
-        known = _KNOWN[key] = NodeFacts(ref(node), next(_SERIALS), tuple(_runs(node)), _tip(node), _teams(node))
+        known = _KNOWN[key] = NodeFacts(ref(node), next(_SERIALS), tuple(_strips(node)), _tip(node), _teams(node))
     return known
 
 
@@ -58,20 +72,21 @@ def _tip(node: Node) -> str:
     if not node.ready:
         return f"{node.name} not ready"
     used = sum(1 for device in node.devices if device.holders)
-    return f"{node.name} {used}/{len(node.devices)} in use"
+    state = " cordoned" if node.cordoned else ""
+    return f"{node.name}{state} {used}/{len(node.devices)} in use"
 
 
 def _teams(node: Node) -> frozenset[str]:
     return frozenset(holder.team for device in node.devices for holder in device.holders)
 
 
-def _runs(node: Node) -> Iterator[Run]:
-    """Yield the GPUs of a node as runs of the same look."""
+def _strips(node: Node) -> Iterator[GpuStrip]:
+    """Yield the GPUs of a node as strips of the same look."""
     for row in range(0, len(node.devices), ROW_GPUS):
         first = 0
-        for (team, state, over), run in groupby(_device_styles(node, node.devices[row : row + ROW_GPUS])):
-            length = sum(1 for _ in run)
-            yield team, state, over, row // ROW_GPUS, first, length
+        for (team, state, over_quota), strip in groupby(_device_styles(node, node.devices[row : row + ROW_GPUS])):
+            length = sum(1 for _ in strip)
+            yield GpuStrip(team, state, over_quota, row // ROW_GPUS, first, length)
             first += length
 
 
@@ -83,4 +98,4 @@ def _device_styles(node: Node, devices: Iterable[Device]) -> Iterator[tuple[str 
         elif not node.ready:
             yield None, DOWN, False
         else:
-            yield None, (FREE if device.free > 0 else FOREIGN), False
+            yield None, FREE if device.free > 0 else UNAVAILABLE if node.cordoned else FOREIGN, False
