@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from makeway import local
 from makeway.pacing import Output
-from makeway.problems import JobError, WatchStopped
+from makeway.problems import CellStopped, JobError
 from makeway.submission import Submission
 
 
@@ -62,7 +62,7 @@ def test_the_stop_button_ends_the_cell(monkeypatch: pytest.MonkeyPatch, capsys: 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Output, "write", interrupted)
-    with pytest.raises(WatchStopped, match="so it has ended"):
+    with pytest.raises(CellStopped, match="so it has ended"):
         run("import time\nprint('started')\ntime.sleep(3600)", capsys)
 
 

@@ -26,7 +26,7 @@ from makeway.launcher.attempt import Attempt
 from makeway.launcher.log import Log
 from makeway.launcher.log_sender import LogSender
 from makeway.launcher.pause import MAX_PAUSE, Pause
-from makeway.launcher.remote import Remote
+from makeway.launcher.remote import RemoteTransport
 from makeway.launcher.report import report_of
 from makeway.launcher.run import LOST_RANK_SECONDS
 from makeway.launcher.service import AttemptEnded, Rejected, Service, Unavailable
@@ -799,7 +799,7 @@ def test_a_file_that_came_damaged_is_fetched_again(quota: Quota) -> None:
     digest = hashlib.sha256(b"whole").hexdigest()
     quota.files[digest] = b"whole"
     quota.troubles = {"files": [(200, b"who"), (200, b"")]}
-    far = Remote(Service(quota.url, "t"), {})
+    far = RemoteTransport(Service(quota.url, "t"), {})
     assert far.content({"digest": digest, "path": "a.txt"}) == b"whole"
     quota.files[digest] = b"who"
     with pytest.raises(OSError, match="came damaged 5 times"):
@@ -838,7 +838,7 @@ def test_a_token_that_stays_void_ends_the_launcher(
 ) -> None:
     monkeypatch.setattr(remote, "VOID_SECONDS", 0.0)
     quota.troubles = {what: [UNAUTHORIZED] * 1000 for what in ("claim", "files", "report", "outputs")}
-    far = Remote(Service(quota.url, "void"), {})
+    far = RemoteTransport(Service(quota.url, "void"), {})
     with pytest.raises(AttemptEnded, match="opens no worker"):
         far.order()
     with pytest.raises(AttemptEnded, match="opens no worker"):
@@ -884,7 +884,7 @@ def test_a_launcher_whose_machine_is_stopping_does_not_wait_for_a_service_that_i
 ) -> None:
     monkeypatch.setattr(remote, "STOPPING_SECONDS", 0.5)
     words = tmp_path / "termination-message"
-    far = Remote(Service(quota.url, "t"), {"MAKEWAY_TERMINATION_FILE": str(words)})
+    far = RemoteTransport(Service(quota.url, "t"), {"MAKEWAY_TERMINATION_FILE": str(words)})
     far.order()
     quota.down.set()
     far._service.close()
@@ -911,7 +911,7 @@ FINISHED = dict.fromkeys(("killed", "acknowledged", "timed_out"), False) | {
 def finish_on_a_drain(quota: Quota, folder: Path, seconds: float) -> tuple[dict[str, Any], dict[str, Any]]:
     """Finish a job with a result of several parts so long before its deadline; return its end, and what its pod has."""
     words = folder / "termination-message"
-    far = Remote(Service(quota.url, "t"), {"MAKEWAY_TERMINATION_FILE": str(words)})
+    far = RemoteTransport(Service(quota.url, "t"), {"MAKEWAY_TERMINATION_FILE": str(words)})
     far.order()
     with opened(folder) as (here, log):
         Path(here.path("result.pkl")).write_bytes(b"r" * 3 * log_sender.PART)
@@ -956,7 +956,7 @@ def test_a_result_that_its_machine_does_not_wait_for_is_said_to_be_missing(
 
 
 def test_no_more_of_a_result_is_sent_after_its_last_moment(quota: Quota, tmp_path: Path) -> None:
-    far = Remote(Service(quota.url, "t"), {})
+    far = RemoteTransport(Service(quota.url, "t"), {})
     with opened(tmp_path) as (here, log):
         Path(here.path("result.pkl")).write_bytes(b"r" * 3 * log_sender.PART)
         with pytest.raises(Unavailable, match="the time is up"):
@@ -982,7 +982,7 @@ def test_an_end_is_reported_as_long_as_the_service_may_wait_for_it(
 ) -> None:
     monkeypatch.setattr(remote, "FINISH_SECONDS", 0.0)
     monkeypatch.setattr(remote, "REPORT_SECONDS", 0.0)
-    far = Remote(Service(quota.url, "t"), {})
+    far = RemoteTransport(Service(quota.url, "t"), {})
     far.order()
     quota.down.set()
     status = dict.fromkeys(("killed", "acknowledged", "completed", "timed_out", "noticed"), False)

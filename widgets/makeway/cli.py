@@ -17,7 +17,7 @@ from . import autoscaler_commands, options, preemption, quota, submission, teams
 from .blocks import text_of
 from .command_io import as_json, document, print_changes, print_issues, print_json
 from .connection import client, explain
-from .problems import JobError, Refused, WatchStopped
+from .problems import Interrupted, JobError, Refused
 from .submission import DryRunResult, Submission
 from .words import speaking_shell
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run(args)
     except MakewayError as error:
         print(f"makeway: {explain(error).message}", file=sys.stderr)
-    except (WatchStopped, JobError, TimeoutError) as error:
+    except (Interrupted, JobError, TimeoutError) as error:
         print(f"makeway: {error}", file=sys.stderr)
     except KeyboardInterrupt:
         print("makeway: stopped.", file=sys.stderr)

@@ -22,15 +22,15 @@ from IPython.display import display
 
 Bundle = Mapping[str, str]
 COLLABORATION = ("jupyter_server_ydoc", "jupyter_collaboration")
-"""The packages by which several people edit one notebook, since jupyter-collaboration 3 and before; one of them is
-expected beside the kernel"""
+"""Packages with which several people edit one notebook: of jupyter-collaboration 3 and later, and of earlier releases.
+One of them has to be installed where the kernel runs, too."""
 
 IDLE = 3600.0
-"""Seconds without a cell after which outputs change only where a state does: each update counts as activity of the
-kernel, so that the Hub's culler would never end an idle server beside a job that trains for days"""
+"""Seconds without a cell after which outputs are updated only when a state changes. Each update counts as activity of
+the kernel, so that otherwise the Hub's culler would never end an idle server while a job trains for days."""
 
 
-class Live(Protocol):
+class OutputUpdater(Protocol):
     """Something that keeps an output up to date."""
 
     def close(self) -> None:
@@ -49,17 +49,22 @@ class LiveOutput:
     """
 
     def __init__(self, parts: Sequence[Bundle]) -> None:
-        self._is_whole = any(find_spec(name) is not None for name in COLLABORATION)
-        parts = self._shaped(parts)
+        self._merges_parts = any(find_spec(name) is not None for name in COLLABORATION)
+        parts = self._merged_if_needed(parts)
         self._ids = [f"makeway-{uuid.uuid4().hex}" for _ in parts]
         self._shown = [dict(part) for part in parts]
         self._missed: set[int] = set()
         self._lock = threading.Lock()
         self._publisher: Any = CELLS.publisher()
-        self._together: Together | None = None
-        if self._is_whole and parts and self._publisher is not None and (cell := CELLS.together()) is not None:
-            self._together = cell
-            cell.add(self)
+        self._merged_output: MergedOutput | None = None
+        if (
+            self._merges_parts
+            and parts
+            and self._publisher is not None
+            and (merged := CELLS.merged_output()) is not None
+        ):
+            self._merged_output = merged
+            merged.add(self)
             return
         for id, part in zip(self._ids, parts, strict=True):
             display(dict(part), raw=True, display_id=id)  # type: ignore[no-untyped-call]
@@ -73,7 +78,7 @@ class LiveOutput:
         """Show the parts whose text differs from what is shown; return whether there was one."""
         if self._publisher is None:
             return False
-        parts = self._shaped(parts)
+        parts = self._merged_if_needed(parts)
         with self._lock:
             changed = [n for n, part in enumerate(parts) if dict(part) != self._shown[n]]
             for n in changed:
@@ -81,15 +86,15 @@ class LiveOutput:
                 self._send(n)
             return bool(changed)
 
-    def _shaped(self, parts: Sequence[Bundle]) -> Sequence[Bundle]:
-        """Return the parts as they are sent."""
-        if not self._is_whole or not parts:
+    def _merged_if_needed(self, parts: Sequence[Bundle]) -> Sequence[Bundle]:
+        """Return the parts, merged into one where collaboration is installed."""
+        if not self._merges_parts or not parts:
             return parts
         return [_joined(parts)]
 
     @property
     def shown(self) -> Bundle:
-        """What is shown, or will be at the end of the cell; only where it has one part."""
+        """The bundle that is shown, or will be at the end of the cell; only for an output of one part."""
         return self._shown[0]
 
     def repeat_missed(self) -> None:
@@ -104,8 +109,8 @@ class LiveOutput:
             self._missed.discard(n)
         else:
             self._missed.add(n)
-        if self._together is not None:
-            self._together.update()
+        if self._merged_output is not None:
+            self._merged_output.update()
             return
         # A front end that is gone must not end the thread that follows the jobs.
         with suppress(Exception):
@@ -118,8 +123,8 @@ def _joined(parts: Sequence[Bundle]) -> dict[str, str]:
     return {kind: between.get(kind, "\n").join(part[kind] for part in parts) for kind in parts[0]}
 
 
-class Together:
-    """One output at the end of a cell, of all that the cell has shown and that changes by itself."""
+class MergedOutput:
+    """One output at the end of a cell that contains all live outputs of the cell."""
 
     def __init__(self, publisher: Any) -> None:
         self._publisher = publisher
@@ -133,13 +138,13 @@ class Together:
         self._outputs.append(output)
 
     def show(self) -> None:
-        """Show them, as the last output of the cell."""
+        """Show the merged output as the last output of the cell."""
         with self._lock:
             self._is_shown = True
             display(_joined([output.shown for output in self._outputs]), raw=True, display_id=self._id)  # type: ignore[no-untyped-call]
 
     def update(self) -> None:
-        """Show their newest state, once they are shown."""
+        """Show the newest state of its outputs, once it is shown."""
         with self._lock, suppress(Exception):  # as in LiveOutput
             if self._is_shown:
                 data = _joined([output.shown for output in self._outputs])
@@ -153,9 +158,9 @@ class Cells:
         self._clock = clock
         self._used = clock()
         self._shell: Callable[[], Any] = lambda: None
-        self._of: list[tuple[str, Live]] = []
+        self._updaters: list[tuple[str, OutputUpdater]] = []
         self._cell = ""
-        self._together: Together | None = None
+        self._merged_output: MergedOutput | None = None
         self.running = False
         """whether a cell runs now"""
 
@@ -189,36 +194,36 @@ class Cells:
         self._cell = str((parent.get("metadata") or {}).get("cellId") or "")
         self.running = True  # this is called by a cell
 
-    def together(self) -> Together | None:
-        """Return the output at the end of the cell that runs; None while none does."""
-        if self.running and self._together is None:
-            self._together = Together(self.publisher())
-        return self._together
+    def merged_output(self) -> MergedOutput | None:
+        """Return the merged output of the cell that runs; None while none does."""
+        if self.running and self._merged_output is None:
+            self._merged_output = MergedOutput(self.publisher())
+        return self._merged_output
 
-    def keep(self, live: Live) -> None:
+    def keep(self, updater: OutputUpdater) -> None:
         """Keep an output up to date until it is closed, or its cell is run again."""
-        self._of = [*self._of, (self._cell, live)]
+        self._updaters = [*self._updaters, (self._cell, updater)]
 
-    def drop(self, live: Live) -> None:
+    def drop(self, updater: OutputUpdater) -> None:
         """Keep an output no longer."""
-        self._of = [(cell, output) for cell, output in self._of if output is not live]
+        self._updaters = [(cell, other) for cell, other in self._updaters if other is not updater]
 
     def begin(self, info: Any = None) -> None:
         """Note that a cell begins: the outputs that it made before are gone from the page."""
         self._used, self.running = self._clock(), True
         self._cell = str(getattr(info, "cell_id", None) or "")
-        for cell, live in list(self._of):
+        for cell, updater in list(self._updaters):
             if cell and cell == self._cell:
-                live.close()
+                updater.close()
             else:
-                live.redraw()
+                updater.redraw()
 
     def end(self, *_: object) -> None:
         """Note that the cell has ended."""
         self._used, self.running = self._clock(), False
-        together, self._together = self._together, None
-        if together is not None:
-            together.show()
+        merged, self._merged_output = self._merged_output, None
+        if merged is not None:
+            merged.show()
 
 
 CELLS = Cells()

@@ -19,7 +19,7 @@ from typing import Any
 
 from . import payload
 from .pacing import Output
-from .problems import JobError, WatchStopped
+from .problems import CellStopped, JobError
 from .submission import Submission
 
 JOB_ONLY = (
@@ -56,7 +56,7 @@ def run(submission: Submission) -> Any:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of a job: without what only this job's, or only a kernel's, processes have."""
+    """Return the environment of this kernel without the variables of its own job and its Matplotlib backend."""
     env = {key: value for key, value in os.environ.items() if key not in JOB_ONLY}
     if env.get("MPLBACKEND", "").startswith("module://matplotlib_inline"):
         del env["MPLBACKEND"]
@@ -65,18 +65,18 @@ def _environment() -> dict[str, str]:
 
 def _watch(command: list[str], folder: Path, env: dict[str, str]) -> int:
     """Print what the process writes, until it has ended; return its exit code, negative for a signal."""
-    with _group(command, folder, env) as process:
+    with _process_in_own_group(command, folder, env) as process:
         try:
-            _copy(process, Output())
+            _forward_output(process, Output())
             return process.wait()
         except KeyboardInterrupt:
             _signal(process, signal.SIGTERM)
-            _copy(process, Output(), time.monotonic() + END_SECONDS)
-            raise WatchStopped("Stopped. The cell ran in this notebook, so it has ended.") from None
+            _forward_output(process, Output(), time.monotonic() + END_SECONDS)
+            raise CellStopped("Stopped. The cell ran in this notebook, so it has ended.") from None
 
 
 @contextmanager
-def _group(command: list[str], folder: Path, env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def _process_in_own_group(command: list[str], folder: Path, env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """Yield the running process; it and what it has left behind are killed at the end."""
     process = subprocess.Popen(
         command,
@@ -102,7 +102,7 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
         os.killpg(process.pid, number)
 
 
-def _copy(process: subprocess.Popen[bytes], output: Output, deadline: float = float("inf")) -> None:
+def _forward_output(process: subprocess.Popen[bytes], output: Output, deadline: float = float("inf")) -> None:
     """Print the output as it comes, until the process has ended; its own children may keep the pipe open."""
     assert process.stdout is not None
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode

@@ -15,11 +15,19 @@ class Refused(MakewayError):
         return [f"Makeway: {self.message}"]
 
 
-class WatchStopped(KeyboardInterrupt):
-    """The user stopped watching; the job that was watched continues."""
+class Interrupted(KeyboardInterrupt):
+    """The user interrupted what a cell or command was doing; notebooks show the message alone."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
+
+
+class WatchStopped(Interrupted):
+    """The user stopped watching; the job that was watched continues."""
+
+
+class CellStopped(Interrupted):
+    """The user stopped a cell that ran as a process of this notebook; the process has ended."""
 
 
 class StillRunning(TimeoutError):

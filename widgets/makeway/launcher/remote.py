@@ -58,7 +58,7 @@ NAMES = {"result": "its result", "error": "its exception", "log": "the end of it
 """What outputs are called in the sentence about those that were not sent"""
 
 
-class Remote:
+class RemoteTransport:
     """The service elsewhere; see `transport.Transport` for what each method guarantees."""
 
     def __init__(self, service: Service, environ: dict[str, str]) -> None:

@@ -24,7 +24,7 @@ from .files import number, read_json, whole, write_json
 from .log import LIMIT, Log
 from .notice_delivery import LINGER_SECONDS, NoticeDelivery
 from .output_copy import OutputCopy
-from .transport import Beside, Transport
+from .transport import LocalTransport, Transport
 
 USAGE = """usage: launcher ORDER [--detach]    (ORDER: a file, or - for standard input)
        launcher --remote            (for the worker of MAKEWAY_ATTEMPT_URL and MAKEWAY_ATTEMPT_TOKEN or …_TOKEN_FILE)
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
         return 0
     if started is not None:
         _close_standard_streams()
-    return Run(attempt, Beside(stream), started).run()
+    return Run(attempt, LocalTransport(stream), started).run()
 
 
 def _copy(folder: str) -> int:
@@ -84,7 +84,7 @@ def _copy(folder: str) -> int:
 
 def _run_remote() -> int:
     """Run the worker that the environment names, by the attempt protocol; the job does not get the token."""
-    from .remote import Remote  # local jobs start without HTTP
+    from .remote import RemoteTransport  # local jobs start without HTTP
     from .secrecy import take_token
     from .service import Service
 
@@ -92,7 +92,7 @@ def _run_remote() -> int:
     try:
         token = take_token()
         environ = {name: os.environ.pop(name, "") for name in OWN_VARIABLES}
-        remote = Remote(Service(environ["MAKEWAY_ATTEMPT_URL"], token), environ)
+        remote = RemoteTransport(Service(environ["MAKEWAY_ATTEMPT_URL"], token), environ)
         attempt = Attempt(remote.order())
     except (OSError, ValueError) as error:
         print(f"launcher: {error}", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""Bring a launcher its order and its files, and take its reports: by files on the same machine, or by HTTP (`remote`).
+"""Bring a launcher its start order and files and take its reports, by files of the same machine or HTTP (`remote`).
 
-The launcher runs an attempt the same way with both: a SIGTERM tells that there may be a notice.
+The launcher runs an attempt the same way with both: after a SIGTERM it asks for a notice.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class Transport(Protocol):
     """The service as the launcher sees it."""
 
     def content(self, entry: dict[str, Any]) -> bytes:
-        """Return the content of one file of the order; called once for each, in their order."""
+        """Return the content of one file of the start order; called once for each, in sequence."""
 
     def begin(self, attempt: Attempt) -> None:
-        """Begin to pass on orders and reports: the workers were started."""
+        """Begin to exchange notices and reports: the workers were started."""
 
     def notice(self, attempt: Attempt) -> dict[str, Any]:
-        """Return the newest order to end, empty without one; asked after a SIGTERM, and from time to time."""
+        """Return the newest notice, empty without one; called after a SIGTERM and periodically."""
 
     def failed_rank(self) -> tuple[str, int] | None:
         """Return a rank that runs elsewhere and has failed after the notice, and its exit code; None without one."""
@@ -36,18 +36,18 @@ class Transport(Protocol):
         """
 
 
-class Beside:
+class LocalTransport:
     """The service on the same machine: it reads and writes the attempt's files itself."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
 
     def content(self, entry: dict[str, Any]) -> bytes:
-        """Return the next bytes of the order."""
+        """Return the next bytes of the start order."""
         return self._stream.read(int(entry["size"]))
 
     def begin(self, attempt: Attempt) -> None:
-        """Close the order, which was read."""
+        """Close the start order, which was read."""
         self._stream.close()
 
     def notice(self, attempt: Attempt) -> dict[str, Any]:
