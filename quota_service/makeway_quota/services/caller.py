@@ -23,7 +23,7 @@ class Caller:
     kind: str = "user"
 
     @property
-    def sees_all(self) -> bool:
+    def is_administrator(self) -> bool:
         """Whether the caller administers Makeway."""
         return self.admin or f"{SCOPE}admin" in self.scopes
 
@@ -43,4 +43,4 @@ class Caller:
     @property
     def manages_all(self) -> bool:
         """Whether the caller may manage every team: an administrator, or the scope `manage` without a filter."""
-        return self.sees_all or f"{SCOPE}manage" in self.scopes
+        return self.is_administrator or f"{SCOPE}manage" in self.scopes

@@ -132,7 +132,7 @@ def _decision(caller: Caller, name: str, message: str) -> NewDecision:
 
 
 def _only_administrators(caller: Caller) -> None:
-    if not caller.sees_all:
+    if not caller.is_administrator:
         raise _forbidden()
 
 

@@ -303,7 +303,7 @@ def _step(status: DeploymentStatus | None) -> DeploymentStep | None:
 
 def only_administrators(caller: Caller) -> None:
     """Raise the refusal for everybody else."""
-    if not caller.sees_all:
+    if not caller.is_administrator:
         raise refuse("Only administrators see and change deployments of machines.", "forbidden", 403)
 
 

@@ -47,7 +47,7 @@ async def session(
     id: Id, caller: Watcher, services: TheServices, streams: TheStreams, wait: Wait = 0, version: Version = None
 ) -> Response:
     """Return one session; with `wait`, as soon as it is newer than `version`."""
-    if wait > 0 and not sees_all(caller):
+    if wait > 0 and not sees_all_sessions(caller):
         own(caller, await services.sessions.session(id, 0, None))
     current = await streams.poll(lambda seconds: services.sessions.session(id, seconds, version), wait)
     return json_of(own(caller, current))
@@ -72,13 +72,13 @@ async def release(id: Id, caller: Releaser, services: TheServices, why: Why = ""
     return Response(status_code=204)
 
 
-def sees_all(caller: Caller) -> bool:
+def sees_all_sessions(caller: Caller) -> bool:
     """Whether the caller may see the sessions of all users."""
     return may(caller, "reserve") or may(caller, "admin")
 
 
 def own(caller: Caller, session: Session) -> Session:
     """Return the session if the caller may see it; for others it does not exist."""
-    if sees_all(caller) or session.user == caller.name:
+    if sees_all_sessions(caller) or session.user == caller.name:
         return session
     raise MakewayError(f"There is no session {session.id} of yours.", code="not_found", status=404)
