@@ -80,7 +80,7 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
         with self._with_lease():
             manifest = await super().get_pod_manifest()
         if self._lease is not None:
-            pod.add_claims(self._lease, manifest, NOTEBOOK)
+            pod.add_resource_claims(self._lease, manifest, NOTEBOOK)
         # What `kubectl logs` and `exec` mean, also where a sidecar comes first.
         manifest.metadata.annotations = {DEFAULT_CONTAINER: NOTEBOOK, **(manifest.metadata.annotations or {})}
         return manifest
@@ -102,7 +102,7 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
             traits["priority_class_name"] = chosen or own.priority_class_name
             if lease.image:
                 traits["image"] = lease.image
-            site = {name: getattr(own, name) for name in pod.SITE}
+            site = {name: getattr(own, name) for name in pod.MERGED_TRAITS}
             traits |= pod.settings(lease, own.user.name, self.instance, site)
         before = {name: getattr(own, name) for name in traits}
         try:

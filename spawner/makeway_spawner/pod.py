@@ -24,11 +24,11 @@ from makeway_api.pods import (
 from .lease import Lease
 
 MEBIBYTE = 2**20
-USUAL = taints.GPU
+DEFAULT_GPU_RESOURCE = taints.GPU
 """The resource of GPUs where the service does not name that of the pool."""
 EPHEMERAL = frozenset({"emptyDir", "ephemeral", "configMap", "secret", "downwardAPI", "projected", "image"})
 """Kinds of volumes that end with the pod, or that it cannot write to."""
-SITE = (
+MERGED_TRAITS = (
     "common_labels",
     "extra_annotations",
     "extra_resource_limits",
@@ -61,7 +61,7 @@ def pod_annotations(lease: Lease, owner: str) -> dict[str, str]:
     return {OWNER: owner, PLACEMENT: devices}
 
 
-def devices(lease: Lease, resource: str) -> dict[str, str]:
+def gpu_resources(lease: Lease, resource: str) -> dict[str, str]:
     """Return the extended resource for a lease's GPUs, as request and limit alike.
 
     Nothing for a lease without GPUs, or whose GPUs are requested by claims.
@@ -72,7 +72,7 @@ def devices(lease: Lease, resource: str) -> dict[str, str]:
     return {resource: str(int(lease.gpus))} if lease.gpus and not lease.claims else {}
 
 
-def add_claims(lease: Lease, manifest: Any, container: str) -> None:
+def add_resource_claims(lease: Lease, manifest: Any, container: str) -> None:
     """Have a pod request the lease's GPUs by claims that Kubernetes generates, for its container of that name.
 
     Those of the site's own settings stay.
@@ -85,7 +85,7 @@ def add_claims(lease: Lease, manifest: Any, container: str) -> None:
     resources.claims = [*(resources.claims or ()), *({"name": name} for name in lease.claims)]
 
 
-def compute(lease: Lease) -> dict[str, float | int]:
+def cpu_and_memory(lease: Lease) -> dict[str, float | int]:
     """Return KubeSpawner's settings for the profile's CPU and memory: requests and limits, cores and bytes.
 
     What the profile leaves at 0 is not in it, so that the site's own setting stays.
@@ -98,7 +98,7 @@ def compute(lease: Lease) -> dict[str, float | int]:
     return result
 
 
-def disk(lease: Lease) -> dict[str, str]:
+def ephemeral_storage(lease: Lease) -> dict[str, str]:
     """Return the disk of the profile as KubeSpawner's extra resources, as request and limit alike; else nothing."""
     return {"ephemeral-storage": f"{lease.disk}Mi"} if lease.disk else {}
 
@@ -119,19 +119,24 @@ def node_affinity(lease: Lease, terms: list[dict[str, Any]]) -> list[dict[str, A
     return result
 
 
-def tolerations(lease: Lease, resource: str, own: list[Any]) -> list[Any]:
-    """Return the tolerations; where a node is granted also those by which the service counts it as one for sessions."""
+def tolerations(lease: Lease, resource: str, site_tolerations: list[Any]) -> list[Any]:
+    """Return the site's tolerations.
+
+    Where a node is granted, add those for the GPU taints, and those that the service assumed when it counted that node
+    as usable for sessions.
+    """
     if not lease.placement:
-        return own
-    usual = ({"key": key, "operator": "Exists"} for key in taints.keys_of(resource))
-    mine = [*usual, *(taints.toleration(text) for text in lease.tolerations)]
-    return [*own, *(one for one in mine if one not in own)]
+        return site_tolerations
+    gpu_tolerations = ({"key": key, "operator": "Exists"} for key in taints.keys_of(resource))
+    added = [*gpu_tolerations, *(taints.toleration(text) for text in lease.tolerations)]
+    return [*site_tolerations, *(one for one in added if one not in site_tolerations)]
 
 
 def environment(env: dict[str, str], lease: Lease | None) -> dict[str, str]:
     """Return the variables without device numbers, which the device plugin sets; without GPUs no device is visible.
 
-    A driver (DRA) adds its devices beside that, which a runtime that hands out all of the node's must not do.
+    With DRA, too: `void` keeps the NVIDIA runtime from showing every GPU of the node, and the DRA driver adds the
+    granted ones itself.
     """
     result = {key: value for key, value in env.items() if key not in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")}
     if lease is None or not lease.gpus or lease.claims:
@@ -140,29 +145,30 @@ def environment(env: dict[str, str], lease: Lease | None) -> dict[str, str]:
 
 
 def settings(lease: Lease, owner: str, instance: str, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return KubeSpawner's settings for the pod of this lease, made from the site's `own` (SITE), unchanged.
+    """Return KubeSpawner's settings for the pod of this lease, merged with the site's `own` (MERGED_TRAITS).
 
-    KubeSpawner's common labels win over its extra ones and name it as the manager, so the labels are among the common.
+    The labels go into `common_labels`: these beat `extra_labels`, and otherwise `app.kubernetes.io/managed-by` would
+    name KubeSpawner. `own` is not modified.
     """
-    resource = lease.resource or USUAL
-    asked = devices(lease, resource) | disk(lease)
+    resource = lease.resource or DEFAULT_GPU_RESOURCE
+    asked = gpu_resources(lease, resource) | ephemeral_storage(lease)
     return {
         "common_labels": {**own["common_labels"], **labels(lease, instance)},
         "extra_annotations": {**STAYS_PUT, **own["extra_annotations"], **pod_annotations(lease, owner)},
         "extra_resource_limits": {**own["extra_resource_limits"], **asked},
         "extra_resource_guarantees": {**own["extra_resource_guarantees"], **asked},
-        "node_affinity_required": node_affinity(lease, _listed(own["node_affinity_required"])),
-        "tolerations": tolerations(lease, resource, _listed(own["tolerations"])),
-        **compute(lease),
+        "node_affinity_required": node_affinity(lease, _as_list(own["node_affinity_required"])),
+        "tolerations": tolerations(lease, resource, _as_list(own["tolerations"])),
+        **cpu_and_memory(lease),
     }
 
 
 def persistent_paths(volumes: Any, mounts: Any) -> list[str]:
     """Return the folders whose files outlive the pod: where volumes are mounted that do not end with it."""
-    lasting = {one.get("name") for one in _listed(volumes) if EPHEMERAL.isdisjoint(one)}
-    return [str(one.get("mountPath")) for one in _listed(mounts) if one.get("name") in lasting]
+    lasting = {one.get("name") for one in _as_list(volumes) if EPHEMERAL.isdisjoint(one)}
+    return [str(one.get("mountPath")) for one in _as_list(mounts) if one.get("name") in lasting]
 
 
-def _listed(entries: Any) -> list[Any]:
+def _as_list(entries: Any) -> list[Any]:
     """Return a setting that is a list, or a dictionary whose values count in the order of their keys."""
     return [entries[key] for key in sorted(entries)] if isinstance(entries, dict) else list(entries)

@@ -68,26 +68,26 @@ def test_device_numbers_are_left_to_the_runtime() -> None:
     env = {"CUDA_VISIBLE_DEVICES": "2,5", "NVIDIA_VISIBLE_DEVICES": "2,5", "MAKEWAY_TEAM": "rnd"}
     assert pod.environment(env, LEASE) == {"MAKEWAY_TEAM": "rnd"}
     assert pod.environment(env, CPU)["NVIDIA_VISIBLE_DEVICES"] == "void"
-    assert pod.devices(LEASE, "nvidia.com/gpu") == {"nvidia.com/gpu": "2"}
-    assert pod.devices(CPU, "nvidia.com/gpu") == {}
+    assert pod.gpu_resources(LEASE, "nvidia.com/gpu") == {"nvidia.com/gpu": "2"}
+    assert pod.gpu_resources(CPU, "nvidia.com/gpu") == {}
 
 
 def test_a_fraction_never_becomes_a_resource() -> None:
     half = replace(LEASE, gpus=0.5)
     with pytest.raises(ValueError, match="whole devices"):
-        pod.devices(half, "nvidia.com/gpu")
-    assert pod.devices(replace(LEASE, gpus=2_000_000.0), "nvidia.com/gpu") == {"nvidia.com/gpu": "2000000"}
+        pod.gpu_resources(half, "nvidia.com/gpu")
+    assert pod.gpu_resources(replace(LEASE, gpus=2_000_000.0), "nvidia.com/gpu") == {"nvidia.com/gpu": "2000000"}
 
 
 def test_cpu_and_memory_are_requests_and_limits() -> None:
-    assert pod.compute(LEASE) == {
+    assert pod.cpu_and_memory(LEASE) == {
         "cpu_guarantee": 8, "cpu_limit": 8, "mem_guarantee": 32 * 2**30, "mem_limit": 32 * 2**30
     }  # fmt: skip
-    assert pod.compute(CPU) == {}, "the site's own settings stay"
+    assert pod.cpu_and_memory(CPU) == {}, "the site's own settings stay"
 
 
 def test_the_disk_of_the_profile_is_request_and_limit() -> None:
-    own = {name: {} for name in pod.SITE} | {"tolerations": [], "node_affinity_required": []}
+    own = {name: {} for name in pod.MERGED_TRAITS} | {"tolerations": [], "node_affinity_required": []}
     result = pod.settings(replace(LEASE, disk=100 * 1024), "ana", "here", own)
     for kind in ("extra_resource_limits", "extra_resource_guarantees"):
         assert result[kind]["ephemeral-storage"] == "102400Mi"
