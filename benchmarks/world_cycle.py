@@ -18,7 +18,7 @@ from makeway_quota.control.reason_throttle import ReasonThrottle
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.world.world import World
 from makeway_quota.store.records import NewWorkload, PastRun, Workload
-from makeway_quota.store.rows import changed, submitted
+from makeway_quota.store.rows import changed, initial_record
 from makeway_quota.values import Place
 
 from .measure import Measured
@@ -168,4 +168,4 @@ def _rows() -> list[Workload]:
 
 def _row(number: int, team: int, size: int, at: float) -> Workload:
     new = NewWorkload(f"j-{number:08x}", "job", f"team{team:02}", f"gpu{size}", f"user{number % 300}", gpus=1000 * size)
-    return submitted(new, at)
+    return initial_record(new, at)

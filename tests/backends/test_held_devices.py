@@ -15,7 +15,7 @@ from makeway_quota.control.world.world import World
 from makeway_quota.engine import Plan, reference, schedule
 from makeway_quota.engine.snapshot import Terminating
 from makeway_quota.store.records import NewWorkload, Workload
-from makeway_quota.store.rows import changed, submitted
+from makeway_quota.store.rows import changed, initial_record
 from makeway_quota.values import Place
 from memory_rows import Rows
 from workshop import Workshop
@@ -136,7 +136,7 @@ class Machine:
         self.world.observe(Observation((NodeStatus("n1", "", (0, 1), pods=tuple(self.pods)),)))
 
     def submit(self, id: str, team: str) -> Workload:
-        row = submitted(NewWorkload(id, "job", team, "one", team, gpus=1000), self.now)
+        row = initial_record(NewWorkload(id, "job", team, "one", team, gpus=1000), self.now)
         self.rows.put(row)
         return row
 

@@ -40,7 +40,7 @@ from makeway_quota.control.workers.channel import WorkerChannel
 from makeway_quota.control.workers.tokens import AttemptTokens
 from makeway_quota.policy import read
 from makeway_quota.store.records import NewWorkload
-from makeway_quota.store.rows import submitted
+from makeway_quota.store.rows import initial_record
 from makeway_quota.store.store import open_store
 from makeway_quota.values import Notice, Place
 from pod_backend import POLICY, SETTINGS, Backend, order
@@ -537,7 +537,7 @@ async def test_a_job_that_exhausts_node_after_node_ends_and_one_that_is_evicted_
     backend.now += REPORT_GRACE
     seen = await backend.seen("j1")
     assert (seen.phase, seen.exit_code, seen.node_lost, seen.never_ran) == (Phase.LOST, None, False, False)
-    job = submitted(NewWorkload("j1", "job", "rnd", "gpu1", "ana", name="x"), 0.0)
+    job = initial_record(NewWorkload("j1", "job", "rnd", "gpu1", "ana", name="x"), 0.0)
     for times in range(1, 4):
         place = Place(f"n{times}", (0,), (1000,))
         job = job._replace(state="running", attempt=1, started_at=10.0, placement=(place,))

@@ -13,7 +13,7 @@ from makeway_quota.engine.snapshot import Workload as EngineWorkload
 from makeway_quota.history.accounting import Accounting
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.records import NewWorkload, Workload
-from makeway_quota.store.rows import submitted
+from makeway_quota.store.rows import initial_record
 from running import SAMPLE, Running, running
 
 HOUR = 3600.0
@@ -37,7 +37,7 @@ class Clock:
 
 
 def holding(id: str, team: str, gpus: int, pool: str = "h100", state: str = "running") -> Workload:
-    row = submitted(NewWorkload(id, "job", team, pool, "ana", gpus=gpus), 0.0)
+    row = initial_record(NewWorkload(id, "job", team, pool, "ana", gpus=gpus), 0.0)
     return row._replace(state=state)
 
 

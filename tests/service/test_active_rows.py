@@ -7,14 +7,14 @@ from random import Random
 
 from makeway_quota.control.world.active_rows import ActiveRows
 from makeway_quota.store.records import NewWorkload, Workload
-from makeway_quota.store.rows import submitted
+from makeway_quota.store.rows import initial_record
 
 TEAMS, OWNERS = ("", "ops", "rnd"), ("ana", "bo")
 
 
 def row(id: str, team: str, owner: str, version: int, state: str = "pending") -> Workload:
     new = NewWorkload(id=id, kind="job", team=team or None, profile="gpu1", owner=owner)
-    return submitted(new, 0.0)._replace(version=version, state=state)
+    return initial_record(new, 0.0)._replace(version=version, state=state)
 
 
 async def test_rows_of_teams_and_owners_follow_every_change() -> None:

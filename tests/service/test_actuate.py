@@ -26,7 +26,7 @@ from makeway_quota.backends.local.backend import LocalBackend
 from makeway_quota.backends.memory import MemoryAttempt, MemoryBackend
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.store.records import Change, NewWorkload, Workload
-from makeway_quota.store.rows import submitted
+from makeway_quota.store.rows import initial_record
 from makeway_quota.values import Notice
 from running import Running, python, running
 
@@ -271,7 +271,7 @@ async def attempts(run: Running, id: str, number: int) -> None:
 @pytest.mark.parametrize("at", [math.inf, -math.inf, math.nan, 1e300, 1e10])
 def test_times_that_cannot_be_true_are_not_believed(at: float) -> None:
     now = time.time()
-    made = submitted(NewWorkload("j-12345678", "job", "rnd", "gpu3", "ana", name="x"), now - 100)
+    made = initial_record(NewWorkload("j-12345678", "job", "rnd", "gpu3", "ana", name="x"), now - 100)
     row: Workload = made._replace(state="running", attempt=1, started_at=now - 60, max_failures=3)
     for code in (0, 1, 75):
         for phase in (Phase.EXITED, Phase.LOST, Phase.RUNNING):

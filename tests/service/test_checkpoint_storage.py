@@ -17,7 +17,7 @@ from makeway_quota.control.start_backoff import MANY_TRIES, StartBackoff, backof
 from makeway_quota.control.workers.channel import worker_of
 from makeway_quota.control.world.checkpoint_failures import PASSES, CheckpointFailures
 from makeway_quota.store.records import NewWorkload, Workload
-from makeway_quota.store.rows import submitted
+from makeway_quota.store.rows import initial_record
 from makeway_quota.values import CHECKPOINT_STORAGE, Place
 from running import running
 
@@ -33,7 +33,7 @@ policies: [{name: rnd, groups: [rnd], quotas: [{reserved: 2}]}]
 
 def row(**changes: object) -> Workload:
     """Return a job whose attempt was just ordered to start."""
-    made = submitted(NewWorkload("j-1", "job", "rnd", "gpu1", "ana", name="x", gpus=1000), 0.0)
+    made = initial_record(NewWorkload("j-1", "job", "rnd", "gpu1", "ana", name="x", gpus=1000), 0.0)
     placed = {"state": "starting", "attempt": 1, "started_at": 10.0, "placement": (Place("n1", (0,), (1000,)),)}
     return made._replace(**(placed | changes))  # type: ignore[arg-type]
 

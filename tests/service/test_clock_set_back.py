@@ -11,7 +11,7 @@ from makeway_quota.backends.base import NodeStatus, Observation
 from makeway_quota.control.world.world import World
 from makeway_quota.engine import IncrementalEngine, Plan, reference, schedule
 from makeway_quota.store.records import NewWorkload
-from makeway_quota.store.rows import changed, submitted
+from makeway_quota.store.rows import changed, initial_record
 from makeway_quota.values import Place
 from memory_rows import Rows
 
@@ -46,7 +46,7 @@ class Cluster:
         return world
 
     def submit(self, id: str, team: str, at: float, state: str = "pending", device: int = 0) -> None:
-        row = submitted(NewWorkload(id, "job", team, "one", "ana", gpus=1000), at)
+        row = initial_record(NewWorkload(id, "job", team, "one", "ana", gpus=1000), at)
         if state != "pending":
             here = (Place("n1", (device,), (1000,)),)
             row = changed(row, {"state": state, "attempt": 1, "placement": here, "started_at": at})

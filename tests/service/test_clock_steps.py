@@ -14,7 +14,7 @@ from makeway_quota.control.world.clock_steps import ClockSteps
 from makeway_quota.control.world.corrected_times import CorrectedTimes
 from makeway_quota.settings import ServiceSettings
 from makeway_quota.store.records import NewWorkload, Workload
-from makeway_quota.store.rows import changed, submitted
+from makeway_quota.store.rows import changed, initial_record
 from makeway_quota.values import Notice, Place
 from simulated_pods import Habits, SimulatedBackend, SimulatedCluster, Site
 
@@ -116,7 +116,7 @@ async def test_no_decision_changes_where_the_clock_is_set(tmp_path: Path, seed: 
 
 
 def row_at(started: float, **more: Any) -> Workload:
-    row = submitted(NewWorkload("j", "job", "rnd", "one", "ana", gpus=1000), started)
+    row = initial_record(NewWorkload("j", "job", "rnd", "one", "ana", gpus=1000), started)
     here = (Place("n1", (0,), (1000,)),)
     return changed(row, {"state": "running", "attempt": 1, "placement": here, "started_at": started} | more)
 

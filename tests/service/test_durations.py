@@ -8,7 +8,7 @@ from makeway_quota.application import Application
 from makeway_quota.engine.snapshot import Workload as EngineWorkload
 from makeway_quota.history.durations import KEPT, KINDS, Durations, low
 from makeway_quota.store.records import NewWorkload, PastRun, Workload
-from makeway_quota.store.rows import submitted
+from makeway_quota.store.rows import initial_record
 from running import running
 
 
@@ -17,7 +17,7 @@ def past(*seconds: float, owner: str = "ana", team: str = "rnd", profile: str = 
 
 
 def row(**fields: object) -> Workload:
-    made = submitted(NewWorkload("j1", "job", "rnd", "gpu3", "ana"), 0.0)
+    made = initial_record(NewWorkload("j1", "job", "rnd", "gpu3", "ana"), 0.0)
     return made._replace(**{"state": "running", "started_at": 100.0, "attempt": 1, **fields})
 
 

@@ -17,7 +17,7 @@ from makeway_quota.control.world.observation import BackendStates
 from makeway_quota.control.world.pool_assignment import divide
 from makeway_quota.history.durations import Durations
 from makeway_quota.store.records import NewWorkload, Workload
-from makeway_quota.store.rows import submitted
+from makeway_quota.store.rows import initial_record
 from makeway_quota.values import Place
 from running import running
 
@@ -49,7 +49,7 @@ class Clock:
 
 def row(**changes: object) -> Workload:
     """Return a job whose first attempt was just decided."""
-    made = submitted(NewWorkload(KEY[0], "job", "rnd", "gpu1", "ana", name="x"), 0.0)
+    made = initial_record(NewWorkload(KEY[0], "job", "rnd", "gpu1", "ana", name="x"), 0.0)
     placed = {"state": "starting", "attempt": 1, "started_at": 10.0, "placement": (Place("n1", (0,), (1000,)),)}
     return made._replace(**(placed | changes))  # type: ignore[arg-type]
 

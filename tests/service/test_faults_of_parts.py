@@ -15,13 +15,13 @@ from makeway_quota.control.hub.servers import HubServers
 from makeway_quota.control.start_backoff import START_DEFERRED, StartBackoff
 from makeway_quota.quarantine import Quarantine
 from makeway_quota.store.records import NewWorkload, Workload
-from makeway_quota.store.rows import submitted
+from makeway_quota.store.rows import initial_record
 from makeway_quota.values import Notice
 
 
 def row(id: str, **more: Any) -> Workload:
     new = NewWorkload(id, kind="job", team="rnd", profile="gpu1", owner=id, gpus=1000)
-    return submitted(new, 0.0)._replace(**more)
+    return initial_record(new, 0.0)._replace(**more)
 
 
 def fails(id: str, real: Any) -> Any:

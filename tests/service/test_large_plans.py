@@ -15,7 +15,7 @@ from makeway_quota.control.replicas.leader import Leader
 from makeway_quota.services.jobs import submission_check
 from makeway_quota.store.errors import NotLeading
 from makeway_quota.store.records import Change, NewWorkload, Workload
-from makeway_quota.store.rows import submitted
+from makeway_quota.store.rows import initial_record
 from makeway_quota.store.store import Store, open_store
 from makeway_quota.values import Place
 from running import running
@@ -24,7 +24,7 @@ NODE = NodeStatus("local", "", tuple(range(10)), virtual=True)
 
 
 def row(name: str, state: str = "pending") -> Workload:
-    new = submitted(NewWorkload(name, "job", "rnd", "gpu1", "ana", command=("work",), gpus=1000), 1.0)
+    new = initial_record(NewWorkload(name, "job", "rnd", "gpu1", "ana", command=("work",), gpus=1000), 1.0)
     return new._replace(state=state, attempt=1, placement=(Place("local", (0,), (1000,)),))
 
 

@@ -18,7 +18,7 @@ from makeway_quota.store import Deposed, StoreError, open_store
 from makeway_quota.store.errors import NotLeading
 from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.replicas.leader_lock import Acquired
-from makeway_quota.store.rows import submitted
+from makeway_quota.store.rows import initial_record
 from makeway_quota.values import Notice
 
 NODE = NodeStatus("local", "", tuple(range(4)), virtual=True)
@@ -176,7 +176,7 @@ async def test_an_order_is_broken_off_when_the_lock_runs_out() -> None:
 
 
 def row(number: int, state: str, **more: object) -> Workload:
-    made = submitted(NewWorkload(f"j-0000000{number}", "job", "rnd", "gpu1", "ana", gpus=1000), 1.0)
+    made = initial_record(NewWorkload(f"j-0000000{number}", "job", "rnd", "gpu1", "ana", gpus=1000), 1.0)
     return made._replace(state=state, attempt=1, **more)  # type: ignore[arg-type]
 
 
@@ -270,7 +270,7 @@ async def acting(tmp_path: Path, monotonic: Callable[[], float]) -> AsyncIterato
 
 def noticed_session(grace: float) -> dict[str, Workload]:
     """Return a session whose notice was written at 1 s and ends after `grace` seconds."""
-    made = submitted(NewWorkload("s-1", "session", "rnd", "gpu1", "ana", gpus=1000), 1.0)
+    made = initial_record(NewWorkload("s-1", "session", "rnd", "gpu1", "ana", gpus=1000), 1.0)
     notice = Notice("owners come back", 1.0, 1.0 + grace)
     return {"s-1": made._replace(state="checkpointing", attempt=1, notice=notice)}
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from makeway_quota.services.jobs.listing import ListQuery, list_workloads
 from makeway_quota.store.records import NewWorkload, Workload
-from makeway_quota.store.rows import submitted
+from makeway_quota.store.rows import initial_record
 from makeway_quota.values import Place
 
 
 def row(id: str, team: str = "rnd", owner: str = "ana", at: float = 0.0, **fields: object) -> Workload:
     new = NewWorkload(id=id, kind="job", team=team, profile="gpu1", owner=owner, name=f"train {id}")
-    return submitted(new, at)._replace(**fields)
+    return initial_record(new, at)._replace(**fields)
 
 
 def ids(rows: list[Workload], query: ListQuery, visible: tuple[str, ...] | None = None, owner: str = "x") -> list[str]:

@@ -26,7 +26,7 @@ from makeway_quota.control.world.observation import Observed
 from makeway_quota.control.world.pool_assignment import divide
 from makeway_quota.history.durations import Durations
 from makeway_quota.store.records import Change, NewWorkload, Workload
-from makeway_quota.store.rows import submitted
+from makeway_quota.store.rows import initial_record
 from makeway_quota.values import Place
 from running import running
 
@@ -42,7 +42,7 @@ policies: [{name: rnd, groups: [rnd], quotas: [{reserved: 2}]}]
 
 def row(node: str = "n1", **changes: object) -> Workload:
     """Return a job whose first attempt was just ordered to start."""
-    made = submitted(NewWorkload("j-1", "job", "rnd", "gpu1", "ana", name="x", gpus=1000), 0.0)
+    made = initial_record(NewWorkload("j-1", "job", "rnd", "gpu1", "ana", name="x", gpus=1000), 0.0)
     placed = {"state": "starting", "attempt": 1, "started_at": 10.0, "placement": (Place(node, (0,), (1000,)),)}
     return made._replace(**(placed | changes))  # type: ignore[arg-type]
 

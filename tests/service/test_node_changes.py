@@ -17,7 +17,7 @@ from makeway_quota.control.world.observation import Observed
 from makeway_quota.control.world.pool_assignment import divide
 from makeway_quota.control.world.world import World
 from makeway_quota.store.records import NewWorkload, PastRun, Workload
-from makeway_quota.store.rows import changed, submitted
+from makeway_quota.store.rows import changed, initial_record
 from makeway_quota.values import Place
 from memory_rows import Rows
 
@@ -63,7 +63,7 @@ def next_row(random: Random, rows: Rows, number: int, now: float) -> None:
         profile, gpus = random.choice([("gpu2", 2000), ("gpu1", 1000), ("none", 0)])
         team = random.choice(["dev", "research"])
         new = NewWorkload(f"j-{number:08x}", "job", team, profile, random.choice(["ana", "bo"]), gpus=gpus)
-        rows.put(submitted(new, now))
+        rows.put(initial_record(new, now))
         return
     row = random.choice(list(rows.found.values()))
     if row.state == "pending" or random.random() < 0.3:
@@ -135,7 +135,7 @@ def test_a_reader_that_was_away_too_long_is_told_of_everything(monkeypatch: pyte
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
         assert world.changes(await world.rows(), 2.0, reader="away").whole
         for at in range(5):
-            rows.put(submitted(NewWorkload(f"j-{at:08x}", "job", "dev", "gpu1", "ana", gpus=1000), 1.0))
+            rows.put(initial_record(NewWorkload(f"j-{at:08x}", "job", "dev", "gpu1", "ana", gpus=1000), 1.0))
             new = world.changes(await world.rows(), 2.0)
             assert new.whole == (at == 0)
         late = world.changes(await world.rows(), 2.0, reader="away")
@@ -156,7 +156,7 @@ def test_a_change_of_one_node_converts_no_row_again() -> None:
         rows, changes = Rows(PAST), Changes()
         nodes = {f"n{at}": NodeStatus(f"n{at}", "cloud", (0, 1)) for at in range(5)}
         for at in range(5):
-            row = submitted(NewWorkload(f"j-{at:08x}", "job", "dev", "gpu1", "ana", gpus=1000), 1.0)
+            row = initial_record(NewWorkload(f"j-{at:08x}", "job", "dev", "gpu1", "ana", gpus=1000), 1.0)
             rows.put(row._replace(state="running", started_at=1.0, placement=(Place(f"n{at}", (0,), (1000,)),)))
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
         world.observe(changes.observation(nodes, {}, None))
@@ -185,7 +185,7 @@ def test_the_pod_of_an_ended_session_holds_its_gpus_until_it_is_gone() -> None:
     async def change() -> None:
         rows, changes = Rows(PAST), Changes()
         new = NewWorkload("s-1", "session", "dev", "gpu2", "ana", gpus=2000)
-        running = submitted(new, 1.0)._replace(state="running", placement=(Place("n1", (0, 1), (1000, 1000)),))
+        running = initial_record(new, 1.0)._replace(state="running", placement=(Place("n1", (0, 1), (1000, 1000)),))
         rows.put(running)
         pods = (
             WorkloadPod("s-1", gpus=2000, cpu=500, memory=64),
@@ -219,7 +219,7 @@ def test_the_pod_of_an_earlier_attempt_holds_its_gpus_until_it_is_gone() -> None
         rows, changes = Rows(PAST), Changes()
         new = NewWorkload("j-1", "job", "dev", "gpu2", "ana", gpus=2000)
         here = (Place("n1", (0, 1), (1000, 1000)),)
-        first = submitted(new, 1.0)._replace(state="running", attempt=1, placement=here)
+        first = initial_record(new, 1.0)._replace(state="running", attempt=1, placement=here)
         rows.put(first)
         pod = WorkloadPod("j-1", gpus=2000, attempt=1, worker=0)
         nodes = {"n1": NodeStatus("n1", "cloud", (0, 1, 2, 3), pods=(pod,))}
@@ -245,7 +245,7 @@ def test_the_pod_of_an_earlier_attempt_holds_its_gpus_until_it_is_gone() -> None
 def test_a_service_that_was_restarted_takes_what_is_nominated_for_free_if_anything_is() -> None:
     async def change() -> None:
         rows = Rows(PAST)
-        waiting = submitted(NewWorkload("j-2", "job", "dev", "gpu1", "ana", gpus=1000), 1.0)
+        waiting = initial_record(NewWorkload("j-2", "job", "dev", "gpu1", "ana", gpus=1000), 1.0)
         rows.put(waiting._replace(nomination=(Place("n1", (0,), (1000,)),)))
         pod = WorkloadPod("j-1", gpus=1000, attempt=1, worker=0, ends_at=9.0, grace=30)
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
@@ -273,7 +273,7 @@ def test_labels_of_a_workload_hide_no_more_than_it_holds(pods: tuple[WorkloadPod
     async def change() -> None:
         rows = Rows(PAST)
         for id, kind in (("s-1", "session"), ("j-1", "job")):
-            new = submitted(NewWorkload(id, kind, "dev", "gpu1", "ana", gpus=1000), 1.0)  # type: ignore[arg-type]
+            new = initial_record(NewWorkload(id, kind, "dev", "gpu1", "ana", gpus=1000), 1.0)  # type: ignore[arg-type]
             rows.put(new._replace(state="running", attempt=1, placement=(Place("n1", (int(id == "j-1"),), (1000,)),)))
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
         world.observe(Observation((NodeStatus("n1", "cloud", tuple(range(16)), pods=pods),)))

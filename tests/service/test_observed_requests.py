@@ -12,7 +12,7 @@ from makeway_quota.control.world.world import World
 from makeway_quota.engine import schedule
 from makeway_quota.engine.snapshot import Workload as Planned
 from makeway_quota.store.records import NewWorkload, Place
-from makeway_quota.store.rows import changed, submitted
+from makeway_quota.store.rows import changed, initial_record
 from memory_rows import Rows
 
 DOCUMENT = policy.read(
@@ -36,7 +36,7 @@ class Cluster:
 
     def submit(self, id: str, kind: str = "job") -> None:
         new = NewWorkload(id, kind, "rnd", "one", "ana", gpus=1000, cpu=4000, memory=4096)  # type: ignore[arg-type]
-        self.rows.put(submitted(new, self.now))
+        self.rows.put(initial_record(new, self.now))
 
     def put(self, id: str, **fields: object) -> None:
         self.rows.put(changed(self.rows.found[id], fields))

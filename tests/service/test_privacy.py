@@ -9,7 +9,7 @@ from makeway_api.errors import MakewayError
 from makeway_quota.services import Caller
 from makeway_quota.services.jobs.listing import line
 from makeway_quota.store.records import NewWorkload
-from makeway_quota.store.rows import submitted
+from makeway_quota.store.rows import initial_record
 from makeway_quota.web.pages.figures.sharing import view_of
 from makeway_quota.web.pages.panel import gather
 from makeway_quota.web.settings import WebSettings
@@ -119,7 +119,7 @@ async def test_what_a_team_shares_on_a_page_does_not_depend_on_its_first_reader(
 
 def test_no_table_shows_what_a_job_that_is_tried_again_wrote_last() -> None:
     words = failed_and_retried("“j” of ana", "ValueError: secret", 1)
-    row = submitted(NewWorkload("j-1", "job", "rnd", "gpu1", "ana"), 0.0)
+    row = initial_record(NewWorkload("j-1", "job", "rnd", "gpu1", "ana"), 0.0)
     shown = line(row._replace(reason_code="failed", reason_message=words))
     assert shown.reason is not None
     assert shown.reason.message == "“j” of ana failed."

@@ -31,7 +31,7 @@ def workload(rng: random.Random, number: int) -> tuple[Workload, Amounts]:
         f"j{number}", "job", rng.choice(["one", "two", "own", "none", "gone"]), "g1", "ana", gpus=1000,
         preemptible=rng.random() < 0.8, priority=rng.choice(sorted(PRIORITIES)),
     )  # fmt: skip
-    row = rows.submitted(new, float(rng.randrange(50)))
+    row = rows.initial_record(new, float(rng.randrange(50)))
     started = None if rng.random() < 0.1 else float(rng.randrange(50))
     pools = rng.sample(["a", "b"], rng.randrange(3))
     return row._replace(state="running", started_at=started), tuple((pool, rng.randrange(0, 4) * 500) for pool in pools)
@@ -83,7 +83,7 @@ def test_what_is_over_quota_is_that_of_a_new_count_after_every_change(seed: int)
 def test_one_change_among_thousands_judges_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
     standing, judged = QuotaStanding(Ledger(read(POLICY).policies)), list[str]()
     for number in range(3000):
-        row = rows.submitted(NewWorkload(f"j{number}", "job", "two", "g1", "ana", gpus=1000), float(number))
+        row = rows.initial_record(NewWorkload(f"j{number}", "job", "two", "g1", "ana", gpus=1000), float(number))
         standing.put(row._replace(state="running", started_at=float(number)), (("a", 1000),))
     assert list(standing.over_quota().values()).count(False) == 9
     judge = QuotaStanding._is_over

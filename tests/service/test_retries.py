@@ -11,7 +11,7 @@ from makeway_quota.backends.base import AttemptStatus, NodeStatus, Observation, 
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.start_backoff import MAX_RETRY, RETRY_DELAYED, backoff_until, retry_delay
 from makeway_quota.store.records import NewWorkload, Workload
-from makeway_quota.store.rows import submitted
+from makeway_quota.store.rows import initial_record
 from running import python, running
 
 NODE = NodeStatus("local", "", tuple(range(10)), virtual=True)
@@ -31,7 +31,7 @@ def after_failure(row: Workload, now: float, ran: float) -> Workload:
 def test_a_thousand_failures_take_days(ran: float) -> None:
     now = 1_800_000_000.0
     made = NewWorkload("j-12345678", "job", "rnd", "gpu1", "ana", name="x", max_failures=1000)
-    row, begins = submitted(made, now), []
+    row, begins = initial_record(made, now), []
     while row.state == "pending":
         now = backoff_until(row, now) or now
         begins.append(now)
@@ -47,7 +47,7 @@ def test_a_thousand_failures_take_days(ran: float) -> None:
 def test_a_job_that_ran_for_longer_is_tried_at_once() -> None:
     assert retry_delay(1000, 3600.0) == 0.0
     now = 1_800_000_000.0
-    row = submitted(NewWorkload("j-12345678", "job", "rnd", "gpu1", "ana", name="x", max_failures=9), now)
+    row = initial_record(NewWorkload("j-12345678", "job", "rnd", "gpu1", "ana", name="x", max_failures=9), now)
     row = after_failure(row._replace(failures=5), now, 3600.0)
     assert (row.reason_code, row.not_before, backoff_until(row, now)) == ("retry", None, None)
     assert row.reason_message == "“x” of ana failed (exit code 3) and is tried again, 3 more tries left."
@@ -55,7 +55,7 @@ def test_a_job_that_ran_for_longer_is_tried_at_once() -> None:
 
 def test_a_clock_that_was_set_back_holds_no_job() -> None:
     now = 1_800_000_000.0
-    row = submitted(NewWorkload("j-12345678", "job", "rnd", "gpu1", "ana", name="x", max_failures=9), now)
+    row = initial_record(NewWorkload("j-12345678", "job", "rnd", "gpu1", "ana", name="x", max_failures=9), now)
     row = after_failure(row, now, 0.0)
     assert row.reason_code == RETRY_DELAYED
     assert backoff_until(row, now) == now + 1.0

@@ -76,13 +76,13 @@ async def test_a_hundred_pages_at_once_and_after_one_another_share_one_measureme
 ) -> None:
     disk = Disk()
     measurements = of(disk)
-    shown = await asyncio.gather(*(measurements.of(row()) for _ in range(100)))
+    shown = await asyncio.gather(*(measurements.latest(row()) for _ in range(100)))
     for _ in range(100):
-        shown.append(await measurements.of(row()))
+        shown.append(await measurements.latest(row()))
     assert {size(item) for item in shown} == {1000}
     assert disk.measured == ["j-1"]
     monotonic(storage_measurements.PAUSE_SECONDS)
-    assert size(await measurements.of(row())) == 2000
+    assert size(await measurements.latest(row())) == 2000
 
 
 @pytest.mark.usefixtures("monotonic", "impatient")
@@ -91,13 +91,13 @@ async def test_a_measurement_that_hangs_holds_up_no_page_and_few_run_at_once() -
     measurements = of(disk)
     disk.open.clear()
     for number in range(10):
-        assert size(await measurements.of(row(f"j-{number}"))) is None
-        assert size(await measurements.of(row(f"j-{number}"))) is None
+        assert size(await measurements.latest(row(f"j-{number}"))) is None
+        assert size(await measurements.latest(row(f"j-{number}"))) is None
     await turns()
     assert disk.most_at_once == storage_measurements.AT_ONCE
     disk.open.set()
     await turns(100)
-    assert all([size(await measurements.of(row(f"j-{number}"))) for number in range(10)])
+    assert all([size(await measurements.latest(row(f"j-{number}"))) for number in range(10)])
     assert len(disk.measured) == 10
 
 
@@ -107,17 +107,17 @@ async def test_a_long_measurement_is_followed_by_a_long_pause(
     disk = Disk()
     measurements = of(disk)
     disk.open.clear()
-    await measurements.of(row())
+    await measurements.latest(row())
     await turns()
     monotonic(60)
     disk.open.set()
     await turns()
     monotonic(60 * storage_measurements.PAUSE_FACTOR - 1)
-    assert size(await measurements.of(row())) == 1000
+    assert size(await measurements.latest(row())) == 1000
     await turns()
     assert disk.measured == ["j-1"]
     monotonic(1)
-    await measurements.of(row())
+    await measurements.latest(row())
     await turns()
     assert disk.measured == ["j-1", "j-1"]
 
@@ -127,7 +127,7 @@ async def test_a_new_state_or_attempt_is_measured_at_once() -> None:
     disk = Disk()
     measurements = of(disk)
     states = [row(), row(attempt=2), row(state="succeeded", attempt=2)]
-    assert [size(await measurements.of(item)) for item in states] == [1000, 2000, 3000]
+    assert [size(await measurements.latest(item)) for item in states] == [1000, 2000, 3000]
 
 
 @pytest.mark.usefixtures("monotonic", "impatient")
@@ -135,14 +135,14 @@ async def test_what_was_measured_while_something_was_deleted_is_never_shown() ->
     disk = Disk(500_000, 7_000)
     measurements = of(disk)
     disk.open.clear()
-    await measurements.of(row(state="succeeded"))
+    await measurements.latest(row(state="succeeded"))
     await turns()
     measurements.forget("j-1")
-    await measurements.of(row(state="succeeded"))
+    await measurements.latest(row(state="succeeded"))
     await turns()
     disk.open.set()
     await turns()
-    assert size(await measurements.of(row(state="succeeded"))) == 7_000
+    assert size(await measurements.latest(row(state="succeeded"))) == 7_000
 
 
 @pytest.mark.parametrize(
@@ -157,13 +157,13 @@ async def test_a_failure_is_a_sentence_beside_the_measurement_before_and_is_trie
 ) -> None:
     disk = Disk(1000, error)
     measurements = of(disk)
-    first = await measurements.of(row())
+    first = await measurements.latest(row())
     monotonic(storage_measurements.PAUSE_SECONDS)
-    failed = await measurements.of(row())
+    failed = await measurements.latest(row())
     assert (size(failed), failed.at) == (1000, first.at)
     assert failed.error == f"What this job keeps was not measured: {reason}"
     monotonic(storage_measurements.SHORT_PAUSE_SECONDS)
-    again = await measurements.of(row())
+    again = await measurements.latest(row())
     assert (size(again), again.error) == (3000, "")
 
 
@@ -172,6 +172,6 @@ async def test_measurements_of_many_jobs_do_not_pile_up(monkeypatch: pytest.Monk
     monkeypatch.setattr(storage_measurements, "MAX_JOBS", 3)
     measurements = of(Disk())
     for number in range(10):
-        await measurements.of(row(f"j-{number}"))
+        await measurements.latest(row(f"j-{number}"))
     assert list(measurements._kept) == ["j-7", "j-8", "j-9"]
     assert not measurements._tasks

@@ -28,7 +28,7 @@ QUICK = SAMPLE.read_text(encoding="utf-8").replace("grace: 30", "grace: 1")
 def job(**fields: Any) -> Workload:
     """A job that runs with a limit of 100 s and a grace of 10 s."""
     new = NewWorkload("j-1", "job", "rnd", "gpu1", "ana", time_limit=100.0, grace=10.0)
-    return rows.submitted(new, 0.0)._replace(**{"state": "running", "attempt": 1, **fields})
+    return rows.initial_record(new, 0.0)._replace(**{"state": "running", "attempt": 1, **fields})
 
 
 class Watch:

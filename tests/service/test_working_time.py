@@ -7,7 +7,7 @@ from makeway_quota.backends.base import AttemptStatus, NodeStatus, Observation, 
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.start_backoff import RETRY_DELAYED
 from makeway_quota.store.records import NewWorkload, Workload
-from makeway_quota.store.rows import submitted
+from makeway_quota.store.rows import initial_record
 from makeway_quota.values import Notice
 
 NODE = NodeStatus("local", "", (0,), virtual=True)
@@ -17,7 +17,7 @@ NOW = 1_800_000_000.0
 def ended(exit_code: int, began: float | None, ends: float | None = NOW, now: float = NOW) -> Workload:
     """Return a job that got its GPUs 66 s ago, once an attempt is over that began and ended at these times."""
     new = NewWorkload("j-12345678", "job", "rnd", "gpu1", "ana", name="fit", gpus=1000, max_failures=9)
-    row = submitted(new, NOW - 100)._replace(state="running", attempt=1, started_at=NOW - 66)
+    row = initial_record(new, NOW - 100)._replace(state="running", attempt=1, started_at=NOW - 66)
     seen = AttemptStatus(row.id, 1, Phase.EXITED, started_at=began, ended_at=ends, exit_code=exit_code)
     [change] = reconcile({row.id: row}, Observation((NODE,), (seen,)), now=now, max_infra_failures=3).changes
     made: Workload = row._replace(**change.fields)
@@ -55,7 +55,7 @@ def test_what_fails_at_once_is_delayed_however_long_its_image_was_pulled() -> No
 def test_what_was_lost_is_work_since_the_command_began() -> None:
     new = NewWorkload("j-12345678", "job", "rnd", "gpu1", "ana", name="fit", gpus=1000, max_failures=9)
     notice = Notice("reclaim", NOW - 1, NOW + 30)
-    row = submitted(new, NOW - 100)._replace(attempt=1, started_at=NOW - 66, notice=notice)
+    row = initial_record(new, NOW - 100)._replace(attempt=1, started_at=NOW - 66, notice=notice)
     for state, began, lost in (("checkpointing", NOW - 2, 2.0), ("checkpointing", None, 66.0), ("starting", None, 0.0)):
         seen = AttemptStatus(row.id, 1, Phase.EXITED, began, NOW, -15, notice_received=True)
         result = reconcile(

@@ -50,7 +50,7 @@ def test_a_pooler_in_session_mode_can_be_used(postgres: str) -> None:
 
 
 def test_statement_mode_is_refused_in_the_same_words(postgres: str) -> None:
-    error = DBAPIError("BEGIN", {}, Exception(f"ERROR: {postgres_check.STATEMENTS}"))
+    error = DBAPIError("BEGIN", {}, Exception(f"ERROR: {postgres_check.STATEMENT_POOLING_ERROR}"))
     assert "pool_mode = statement" in postgres_check._explained(parse(address(postgres)), error)
 
 
@@ -98,12 +98,12 @@ def test_connections_to_a_server_that_became_a_standby_are_left(postgres: str) -
     try:
         database = store._database
         with database.write(quiet=True) as connection:
-            before = connection.execute(postgres_check.BACKEND).scalar_one()
+            before = connection.execute(postgres_check.BACKEND_PID_SQL).scalar_one()
         refused = text("DO $$ BEGIN SET TRANSACTION READ ONLY; CREATE TABLE written (x int); END $$")
         with pytest.raises(StoreError, match="read-only"), database.write(quiet=True) as connection:
             connection.execute(refused)
         with database.write(quiet=True) as connection:
-            assert connection.execute(postgres_check.BACKEND).scalar_one() != before
+            assert connection.execute(postgres_check.BACKEND_PID_SQL).scalar_one() != before
     finally:
         store.close()
 

@@ -14,7 +14,7 @@ from makeway_quota.store.records import Change, NewWorkload, Workload
 from makeway_quota.store.replicas import known_rows
 from makeway_quota.store.replicas import replicas as replicas_module
 from makeway_quota.store.replicas.leader_lock import LeaderLock
-from makeway_quota.store.rows import submitted
+from makeway_quota.store.rows import initial_record
 from postgres import address, empty_database, network, postgres_server
 from sqlalchemy import create_engine, text
 
@@ -177,7 +177,7 @@ def test_a_row_that_the_database_no_longer_has_has_ended(store: Store, second: S
 def test_threads_that_end_workloads_at_once_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_rows, "ENDED_KEPT", 50)
     rows = known_rows.KnownRows()
-    ended = submitted(NewWorkload("s1", "session", None, "gpu1", "ana"), 0.0)._replace(state="stopped")
+    ended = initial_record(NewWorkload("s1", "session", None, "gpu1", "ana"), 0.0)._replace(state="stopped")
     failed: list[Exception] = []
 
     def end(thread: int) -> None:
@@ -198,7 +198,7 @@ def test_threads_that_end_workloads_at_once_lose_nothing(monkeypatch: pytest.Mon
 
 def test_an_older_row_that_comes_late_changes_nothing() -> None:
     rows = known_rows.KnownRows()
-    row = submitted(NewWorkload("s1", "session", None, "gpu1", "ana"), 0.0)
+    row = initial_record(NewWorkload("s1", "session", None, "gpu1", "ana"), 0.0)
     rows.add([row._replace(state="stopped", version=3)])
     rows.add([row._replace(version=2)])
     rows.add_read([row])

@@ -17,7 +17,7 @@ from ..engine.snapshot import Profile
 from ..history.accounting import Accounting
 from ..history.durations import Durations
 from ..store.records import NewWorkload, Workload
-from ..store.rows import submitted
+from ..store.rows import initial_record
 from .backend import SimulatedBackend, held
 from .cluster import SimulatedCluster, profile_name
 from .memory import MemoryStore
@@ -126,7 +126,7 @@ class Replay:
             profile = self.profiles.get(name) or self._sized(arrival.gpus)
             if profile is None:
                 raise TraceInvalid(f"Job {arrival.id} wants profile {name}, which the policy does not have.")
-            like = self._alike[asked] = submitted(self._new(arrival, profile), 0.0)
+            like = self._alike[asked] = initial_record(self._new(arrival, profile), 0.0)
         return like
 
     def _new(self, arrival: Arrival, profile: Profile) -> NewWorkload:

@@ -33,13 +33,13 @@ NEWEST_TERM = select(terms.c.term, terms.c.holder).order_by(terms.c.term.desc())
 def workload(connection: Connection, id: str) -> Workload | None:
     """Return one workload with its source, or None."""
     row = connection.execute(WHOLE_ROW, {"one": rows.clean(id)}).first()
-    return None if row is None else rows.whole(row)
+    return None if row is None else rows.with_large_fields(row)
 
 
 def whole_workloads(connection: Connection, ids: Sequence[str]) -> dict[str, Workload]:
     """Return these workloads by id with command and environment, without source."""
     query = select(*COLUMNS, W.command, W.env, literal("")).where(W.id.in_([rows.clean(id) for id in ids]))
-    return {row.id: row for row in map(rows.whole, connection.execute(query))}
+    return {row.id: row for row in map(rows.with_large_fields, connection.execute(query))}
 
 
 def names(connection: Connection, ids: Sequence[str]) -> dict[str, str]:

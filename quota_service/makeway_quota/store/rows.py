@@ -35,7 +35,7 @@ _NUMBERS = frozenset({int, float, bool})
 
 _AS_IS = frozenset({type(None), bool, float})
 LARGEST = 2**63 - 1
-MESSAGES = frozenset({"message", "reason_message"})
+MESSAGE_FIELDS = frozenset({"message", "reason_message"})
 MAX_MESSAGE = 4000
 """Characters of a sentence about a workload, which may quote the output of a job: each is kept in memory"""
 
@@ -62,8 +62,8 @@ def _storable(text: str) -> str:
     return text
 
 
-def message(text: str) -> str:
-    """Return a sentence as it is kept: of one that is too long the beginning and the end."""
+def shorten_message(text: str) -> str:
+    """Return a message, shortened to its beginning and end where it is longer than MAX_MESSAGE."""
     if len(text) <= MAX_MESSAGE:
         return text
     half = MAX_MESSAGE // 2 - 2
@@ -200,17 +200,17 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 _WORKLOAD_DECODERS = tuple((WORKLOAD_FIELDS.index(name), decode) for name, decode in _DECODERS.items())
 _PLACEMENT = ATTEMPT_FIELDS.index("placement")
 _KIND, _PRIORITY = WORKLOAD_FIELDS.index("kind"), WORKLOAD_FIELDS.index("priority")
-_SOUND: set[tuple[object, ...]] = set()
-"""Types of the columns of rows that were found to be sound, so that most rows cost one look"""
-MAX_SOUND = 1000
+_CHECKED_TYPES: set[tuple[object, ...]] = set()
+"""Combinations of column types that passed the checks of `faults`, so that most rows need none"""
+MAX_CHECKED_TYPES = 1000
 
 
 def encode(values: Mapping[str, object]) -> dict[str, object]:
     """Return fields of a record as columns."""
     columns: dict[str, object] = {}
     for name, value in values.items():
-        if name in MESSAGES and isinstance(value, str):
-            value = message(value)
+        if name in MESSAGE_FIELDS and isinstance(value, str):
+            value = shorten_message(value)
         if name in _ENCODERS:
             columns[name] = _ENCODERS[name](value)
         elif name != "source":
@@ -242,11 +242,11 @@ def workload(row: Iterable[Any], damaged: dict[str, Sequence[str]] | None = None
         for index, decode in _WORKLOAD_DECODERS:
             values[index] = decode(values[index])
         types = (*map(type, given), values[_KIND], values[_PRIORITY])
-        if types not in _SOUND:
+        if types not in _CHECKED_TYPES:
             if faults(WORKLOAD_FIELDS, given):
                 raise ValueError
-            if len(_SOUND) < MAX_SOUND:
-                _SOUND.add(types)
+            if len(_CHECKED_TYPES) < MAX_CHECKED_TYPES:
+                _CHECKED_TYPES.add(types)
     except Exception:
         values, fields = repaired(WORKLOAD_FIELDS, given, _DECODERS)
         if damaged is not None:
@@ -254,7 +254,7 @@ def workload(row: Iterable[Any], damaged: dict[str, Sequence[str]] | None = None
     return Workload(*values)
 
 
-def whole(row: Iterable[Any]) -> Workload:
+def with_large_fields(row: Iterable[Any]) -> Workload:
     """Return the workload of a row whose columns are WORKLOAD_FIELDS and LARGE_FIELDS in that order."""
     *values, command, env, source = row
     result = workload(values)
@@ -264,12 +264,12 @@ def whole(row: Iterable[Any]) -> Workload:
         return result._replace(command=(), env=NOTHING, source="")
 
 
-def light(given: Workload) -> Workload:
-    """Return a workload as it is read among many, without LARGE_FIELDS."""
-    return given._replace(command=(), env=NOTHING, source="")
+def without_large_fields(workload: Workload) -> Workload:
+    """Return a workload without its LARGE_FIELDS, as it is read among many."""
+    return workload._replace(command=(), env=NOTHING, source="")
 
 
-def weight_of(command: Iterable[str], env: Mapping[str, str], source: str) -> int:
+def payload_bytes_of(command: Iterable[str], env: Mapping[str, str], source: str) -> int:
     """Return the bytes of a command, an environment and a source as UTF-8."""
     texts = itertools.chain(command, env, env.values(), (source,))
     return sum(len(text) if text.isascii() else len(text.encode("utf-8", "replace")) for text in texts)
@@ -319,14 +319,14 @@ def event(row: Iterable[Any]) -> Event:
     return Event(id, at, kind, team, owner, workload, _mapping_or_nothing(data))
 
 
-def submitted(new: NewWorkload, now: float) -> Workload:
-    """Return the first state of a submitted workload; ValueError where a text cannot be stored."""
+def initial_record(new: NewWorkload, now: float) -> Workload:
+    """Return the record of a workload as it is submitted; ValueError where a text cannot be stored."""
     given = dict(zip(_ASKED, _READ_ASKED(new), strict=True))
     for name, value in given.items():
         if value and type(value) not in _NUMBERS:
             refuse_unstorable(value, name)
     given["min_workers"] = new.workers if new.min_workers is None else new.min_workers
-    given["weight"] = weight_of(new.command, new.env, new.source)
+    given["weight"] = payload_bytes_of(new.command, new.env, new.source)
     return Workload(
         **given,
         attempt=0,
@@ -359,12 +359,15 @@ def submitted(new: NewWorkload, now: float) -> Workload:
     )
 
 
-MAX_NODES = 100
-"""Workers whose nodes the event about a change names"""
+MAX_EVENT_WORKERS = 100
+"""Workers whose nodes are in the event about a change"""
 
 
 def event_data(workload: Workload) -> dict[str, Any]:
-    """Return what a page needs to redraw the row of a workload; GPUs are whole devices here."""
+    """Return what a page needs to redraw the row of a workload.
+
+    `gpus` is in devices (0.5 is half of one), not in thousandths.
+    """
     notice = workload.notice
     return {
         "id": workload.id,
@@ -381,7 +384,7 @@ def event_data(workload: Workload) -> dict[str, Any]:
         "preemptions": workload.preemptions,
         "over_quota": workload.over_quota,
         "borrowed_from": list(workload.borrowed_from),
-        "nodes": [place.node for place in workload.placement[:MAX_NODES]],
+        "nodes": [place.node for place in workload.placement[:MAX_EVENT_WORKERS]],
         "reason": {"code": workload.reason_code, "message": workload.reason_message}
         if workload.reason_code or workload.reason_message
         else None,

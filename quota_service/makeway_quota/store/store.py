@@ -167,7 +167,7 @@ class Store:
         for at, given in enumerate(submissions):
             new, files, decision, cap, key, kept = Submission(*given)
             try:
-                first = rows.submitted(new, now + at / 1e6)
+                first = rows.initial_record(new, now + at / 1e6)
                 if isinstance(files, FilesOf):
                     able[at] = writes.Checked(first, {}, decision, cap, files.workload, key, kept=kept)
                 else:
@@ -184,7 +184,7 @@ class Store:
             earlier = writes.add_workloads(connection, list(able.values()), now)
             for (at, submission), answer in zip(able.items(), earlier, strict=True):
                 if answer is None:
-                    changed.append(rows.light(submission.workload))
+                    changed.append(rows.without_large_fields(submission.workload))
                 else:
                     answers[at] = answer
             added = {workload.id for workload in changed}

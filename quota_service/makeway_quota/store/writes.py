@@ -272,7 +272,7 @@ def move(
         return None
     [row] = done
     if env is not None:
-        row = row._replace(weight=rows.weight_of(before.command, env, before.source))
+        row = row._replace(weight=rows.payload_bytes_of(before.command, env, before.source))
         SET_WORKLOADS.run(connection, [{"one": row.id, "weight": row.weight, **rows.encode({"env": env})}])
     if row.team != before.team:
         refused = accounts.move(connection, row.owner, row.team or "", limits or KeptLimits())
@@ -324,7 +324,7 @@ def log(connection: Connection, changed: Iterable[Workload], made: Sequence[NewD
     events = [_event(w.kind, w.team, w.owner, w.id, rows.event_data(w), now) for w in changed]
     if made:
         facts = [
-            {name: getattr(new, name) for name in DECISION_FIELDS} | {"message": rows.message(new.message)}
+            {name: getattr(new, name) for name in DECISION_FIELDS} | {"message": rows.shorten_message(new.message)}
             for new in made
         ]
         ids = _decision_ids(connection, len(made))

@@ -105,7 +105,7 @@ class StorageService:
 
     async def measured(self, caller: Caller, id: str) -> MeasuredStorage:
         """Return the same as it was measured last, for pages: all that are open share one measurement."""
-        return await self._measurements.of(await self._access.readable(caller, id))
+        return await self._measurements.latest(await self._access.readable(caller, id))
 
     async def _measure(self, row: Workload) -> JobStorage:
         attempts = await self._context.call(self._context.store.attempts, row.id)

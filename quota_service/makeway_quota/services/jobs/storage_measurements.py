@@ -1,7 +1,7 @@
-"""Measure what a job keeps once for all pages that show it. Used by `storage`.
+"""Measure the storage of a job once for all pages that show it. Used by `storage`.
 
-A measurement walks the folder of the job and asks its backend for each attempt. However many pages are open, a job has
-one measurement at a time, the service few, and each is followed by a pause that grows with the time that it took.
+A measurement walks the job's folder and asks its backend about each attempt. However many pages are open, there is one
+measurement of a job at a time, at most AT_ONCE of all jobs, and a pause after each that grows with its duration.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 AT_ONCE = 2
 """Measurements at the same time, of all jobs"""
 WAIT_SECONDS = 1.0
-"""For so long a page waits for a measurement; then it shows the one before"""
+"""Seconds that a page waits for a measurement before it shows the previous one"""
 PAUSE_SECONDS = 30.0
 """Between two measurements of a job that has not ended"""
 SHORT_PAUSE_SECONDS = 2.0
 """The same of an ended job, which changes only where something is deleted, and after a failure"""
 PAUSE_FACTOR = 20
-"""The pause is at least so many times as long as the measurement took"""
+"""The pause is at least this many times the duration of the measurement"""
 MAX_JOBS = 1000
 """Jobs whose measurements are kept in memory"""
 
@@ -61,19 +61,19 @@ class StorageMeasurements:
     def __init__(self, measure: Callable[[Workload], Awaitable[JobStorage]], clock: Callable[[], float]) -> None:
         self._measure = measure
         self._clock = clock
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(AT_ONCE)
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def of(self, row: Workload) -> MeasuredStorage:
+    async def latest(self, job: Workload) -> MeasuredStorage:
         """Return what a job keeps, measured now or a moment ago; an older measurement where that takes long."""
-        kept = self._kept.get(row.id)
-        if kept is None or kept.of != (row.state, row.attempt) or kept.due <= time.monotonic():
-            task = self._tasks.get(row.id)
+        kept = self._kept.get(job.id)
+        if kept is None or kept.of != (job.state, job.attempt) or kept.due <= time.monotonic():
+            task = self._tasks.get(job.id)
             if task is None:
-                task = self._tasks[row.id] = asyncio.create_task(self._run(row))
+                task = self._tasks[job.id] = asyncio.create_task(self._run(job))
             await asyncio.wait([task], timeout=WAIT_SECONDS)
-            kept = self._kept.get(row.id)
+            kept = self._kept.get(job.id)
         return kept.measured if kept is not None else MeasuredStorage()
 
     def forget(self, id: str) -> None:
@@ -83,7 +83,7 @@ class StorageMeasurements:
 
     async def _run(self, row: Workload) -> None:
         """Measure a job; keep what was found, or the measurement before with the reason."""
-        async with self._places:
+        async with self._slots:
             began = time.monotonic()
             try:
                 measured = MeasuredStorage(await self._measure(row), datetime.fromtimestamp(self._clock(), UTC))

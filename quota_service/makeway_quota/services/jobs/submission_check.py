@@ -16,7 +16,7 @@ from makeway_api.quantities import count
 from ...engine.snapshot import Profile
 from ...policy import CAUGHT, Document, workers_limit
 from ...store.records import NewWorkload
-from ...store.rows import weight_of
+from ...store.rows import payload_bytes_of
 from ..refusals import refuse
 
 ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
@@ -92,7 +92,7 @@ def check_process(request: JobRequest) -> None:
         raise refuse("The command has a NUL character or invalid Unicode in it.", "bad_command", 422)
     if not request.command[0].strip():
         raise refuse("The command is empty: say what to run.", "bad_command", 422)
-    if (long := weight_of(request.command, {}, "")) > MAX_COMMAND_BYTES:
+    if (long := payload_bytes_of(request.command, {}, "")) > MAX_COMMAND_BYTES:
         raise refuse(
             f"The command has {long:,} bytes, and {MAX_COMMAND_BYTES:,} is the most: put the code into a file of the "
             "job and run that file.",
@@ -106,7 +106,7 @@ def check_process(request: JobRequest) -> None:
             raise refuse(f"“{name[:60]}” cannot be an environment variable with that value.", "bad_env", 422)
         if name.startswith("MAKEWAY_") or name == "CUDA_VISIBLE_DEVICES":
             raise refuse(f"{name} is set by Makeway and cannot be given.", "reserved_env", 422)
-    if weight_of((), request.env, "") > MAX_ENV_BYTES:
+    if payload_bytes_of((), request.env, "") > MAX_ENV_BYTES:
         raise refuse("The environment is larger than 256 kB: put large values into a file of the job.", "bad_env", 422)
     if not _encodable(request.name) or not _encodable(request.source) or "\x00" in request.source:
         raise refuse("The name or the source has a NUL character or invalid Unicode in it.", "bad_name", 422)

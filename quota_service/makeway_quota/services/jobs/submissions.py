@@ -17,7 +17,7 @@ from ...policy import Document
 from ...store.accounts import ROW_BYTES
 from ...store.errors import Conflict, TooMuchKept
 from ...store.records import FilesOf, NewDecision, SubmissionKey, Workload
-from ...store.rows import weight_of
+from ...store.rows import payload_bytes_of
 from ...wording import gpus, outcomes
 from .. import views
 from ..caller import Caller
@@ -88,7 +88,7 @@ class SubmissionService:
             ]
             return answer.model_copy(update={"image": choice.image, "notes": notes})
         await context.learn_limits()
-        size = weight_of(request.command, request.env, request.source)
+        size = payload_bytes_of(request.command, request.env, request.source)
         kept = size + ROW_BYTES + bytes_of(files)
         with context.limits.submitting(caller.name, 1, size, len(files)) as reservation:
             async with context.storage.room_for(caller.name, team, kept, context.call):
@@ -140,7 +140,7 @@ class SubmissionService:
             count = len(await context.call(context.store.contents.listed, id))
             files = FilesOf(id, count)
         await context.learn_limits()
-        size = weight_of(request.command, request.env, request.source)
+        size = payload_bytes_of(request.command, request.env, request.source)
         with context.limits.submitting(caller.name, len(keys), size, count) as reservation:
             kept = (size + ROW_BYTES) * len(keys) + (0 if isinstance(files, FilesOf) else bytes_of(files))
             async with context.storage.room_for(caller.name, team, kept, context.call):

@@ -22,9 +22,9 @@ from .database import explain, parse
 
 SECONDS = 10.0
 """Seconds that a statement of the check may take: a pooler may have no second connection to give"""
-BACKEND = text("SELECT pg_backend_pid()")
-NOW = text("SELECT extract(epoch FROM clock_timestamp())")
-FACTS = text(
+BACKEND_PID_SQL = text("SELECT pg_backend_pid()")
+NOW_SQL = text("SELECT extract(epoch FROM clock_timestamp())")
+FACTS_SQL = text(
     "SELECT current_setting('server_version_num') AS version, inet_server_addr() IS NULL AS local, "
     "current_setting('max_connections')::int - (SELECT count(*) FROM pg_stat_activity) AS free"
 )
@@ -38,7 +38,7 @@ READ_ONLY = (
     "user. Name the primary, or all servers (?host=one:5432&host=two:5432), of which the one that can be written to is "
     "taken"
 )
-STATEMENTS = "transaction blocks not allowed in statement pooling mode"
+STATEMENT_POOLING_ERROR = "transaction blocks not allowed in statement pooling mode"
 OWN_TABLES = frozenset({"workloads", "decisions", "terms"})
 HUB_TABLES = frozenset({"spawners", "oauth_clients"})
 
@@ -68,7 +68,7 @@ def read_facts(url: str) -> ServerFacts | None:
     try:
         with engine.connect() as connection, connection.begin():
             latency, ahead = _timed(connection)
-            row = connection.execute(FACTS).one()
+            row = connection.execute(FACTS_SQL).one()
             encrypted = bool(connection.connection.driver_connection.pgconn.ssl_in_use) or row.local  # type: ignore[union-attr]
             return ServerFacts(int(row.version), bool(encrypted), latency, ahead, int(row.free))
     except DBAPIError as error:
@@ -105,7 +105,7 @@ def _timed(connection: Connection) -> tuple[float, float]:
     result = []
     for _ in range(5):
         before, began = time.time(), time.monotonic()
-        theirs = float(connection.execute(NOW).scalar_one())
+        theirs = float(connection.execute(NOW_SQL).scalar_one())
         took = time.monotonic() - began
         result.append((took, theirs - before - took / 2))
     return min(result)
@@ -117,7 +117,7 @@ def check_server(url: URL) -> None:
     try:
         _check_sessions(url, engine)
         with engine.connect() as connection:
-            _check_owner(url, connection)
+            _check_tables(url, connection)
     except DBAPIError as error:
         raise StoreError(_explained(url, error)) from error
     finally:
@@ -125,19 +125,22 @@ def check_server(url: URL) -> None:
 
 
 def _check_sessions(url: URL, engine: Engine) -> None:
-    """Compare the processes of the server that two clients talk to, one of them before and while the other one does."""
+    """Raise StoreError where a pooler is in between.
+
+    A connection then changes its server process between transactions, or shares it with another connection.
+    """
     with engine.connect() as one, engine.connect() as other:
         with one.begin():
-            before = one.execute(BACKEND).scalar_one()
+            before = one.execute(BACKEND_PID_SQL).scalar_one()
         with other.begin():
-            meanwhile = other.execute(BACKEND).scalar_one()
+            meanwhile = other.execute(BACKEND_PID_SQL).scalar_one()
             with one.begin():
-                after = one.execute(BACKEND).scalar_one()
+                after = one.execute(BACKEND_PID_SQL).scalar_one()
     if before != after or meanwhile == before:
-        raise StoreError(f"the database {_place(url)} cannot be used: {POOLED}")
+        raise StoreError(f"the database {_shown_url(url)} cannot be used: {POOLED}")
 
 
-def _check_owner(url: URL, connection: Connection) -> None:
+def _check_tables(url: URL, connection: Connection) -> None:
     """Refuse the database of another program, whose tables Makeway's would mix with."""
     with connection.begin():
         tables = set(inspect(connection).get_table_names())
@@ -149,16 +152,18 @@ def _check_owner(url: URL, connection: Connection) -> None:
         what = f"it is the database of another program, with the tables {', '.join(sorted(tables)[:3])} …"
     else:
         return
-    raise StoreError(f"the database {_place(url)} cannot be used: {what}; make one for Makeway alone, and name that")
+    raise StoreError(
+        f"the database {_shown_url(url)} cannot be used: {what}; make one for Makeway alone, and name that"
+    )
 
 
 def _explained(url: URL, error: DBAPIError) -> str:
-    if STATEMENTS in str(error.orig):
-        return f"the database {_place(url)} cannot be used: {POOLED.replace('= transaction', '= statement')}"
+    if STATEMENT_POOLING_ERROR in str(error.orig):
+        return f"the database {_shown_url(url)} cannot be used: {POOLED.replace('= transaction', '= statement')}"
     if "session is read-only" in str(error.orig):  # libpq, by target_session_attrs
-        return f"the database {_place(url)} cannot be used: {READ_ONLY}"
+        return f"the database {_shown_url(url)} cannot be used: {READ_ONLY}"
     return explain(url, error)
 
 
-def _place(url: URL) -> str:
+def _shown_url(url: URL) -> str:
     return url.render_as_string(hide_password=True)

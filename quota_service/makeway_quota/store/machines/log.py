@@ -115,7 +115,11 @@ class MachineLog:
 def event_of(deployment: str, machine: str, state: str, reason: str, message: str, now: float) -> dict[str, Any]:
     """Return the columns of an event."""
     texts = {"deployment": deployment, "machine": machine, "state": state, "reason": reason}
-    return {"at": now, **{k: rows.clean(v) for k, v in texts.items()}, "message": rows.clean(rows.message(message))}
+    return {
+        "at": now,
+        **{k: rows.clean(v) for k, v in texts.items()},
+        "message": rows.clean(rows.shorten_message(message)),
+    }
 
 
 def changed_events(after: Iterable[Machine], before: Mapping[str, tuple[str, str]], now: float) -> list[dict[str, Any]]:
