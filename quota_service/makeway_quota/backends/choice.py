@@ -83,24 +83,24 @@ def backend_names(setting: str) -> tuple[str, ...]:
 
 def checked_names(setting: str) -> str:
     """Return the setting without spaces; ValueError where it names an unknown backend, none, or one twice."""
-    result = backend_names(setting)
-    if not result or len(set(result)) < len(result) or any(name not in MAKERS for name in result):
+    names = backend_names(setting)
+    if not names or len(set(names)) < len(names) or any(name not in MAKERS for name in names):
         raise ValueError(
             f"MAKEWAY_BACKEND={setting!r} is not accepted: use {' or '.join(MAKERS)}, or several of them, each once, "
             "separated by commas."
         )
-    if result[0] == "machines":
+    if names[0] == "machines":
         raise ValueError(
             f"MAKEWAY_BACKEND={setting!r} is not accepted: notebooks start on the nodes of the first backend, and none "
             "starts on machines of deployments. Name another one first, such as local,machines."
         )
-    return ",".join(result)
+    return ",".join(names)
 
 
 def make_backend(settings: BackendSettings) -> Backend:
     """Return the backend that runs the jobs, or one that routes to several; ValueError where settings are missing."""
-    result = [MAKERS[name](settings) for name in backend_names(settings.backend)]
-    return result[0] if len(result) == 1 else RoutingBackend(result)
+    backends = [MAKERS[name](settings) for name in backend_names(settings.backend)]
+    return backends[0] if len(backends) == 1 else RoutingBackend(backends)
 
 
 def with_removed(backend: Backend, placed_on: Iterable[str]) -> Backend:

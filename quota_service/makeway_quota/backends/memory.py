@@ -102,7 +102,7 @@ class MemoryBackend(Backend):
     async def observe(self, since: int | None = None) -> Observation:
         """Return the nodes, and the attempts that are not forgotten, after doing what is due."""
         self._happen()
-        attempts = {key: item.status for key, item in self.attempts.items()}
+        attempts = {key: attempt.status for key, attempt in self.attempts.items()}
         observation = self.changes.observation(self.nodes, attempts, since, synced=self.synced)
         return replace(observation, problem=self.problem) if self.problem else observation
 
@@ -198,9 +198,9 @@ class MemoryBackend(Backend):
         """End a workload's newest attempt as its process would."""
         entry = self.newest(workload)
         entry.result, entry.error = result, error
-        remaining = entry.notice is not None and exit_code == 75
+        acknowledged = entry.notice is not None and exit_code == 75
         done = exit_code == 0 and result is not None
-        self._end(entry, exit_code, message=message, acknowledged=remaining, completed=done)
+        self._end(entry, exit_code, message=message, acknowledged=acknowledged, completed=done)
 
     def save(self, workload: str, step: int) -> None:
         """Save a checkpoint for a workload."""

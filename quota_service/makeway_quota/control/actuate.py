@@ -80,9 +80,9 @@ class Commands:
         """Return a row with its command and environment; a row that the store does not have comes back as it is."""
         number = self._group_of[row.id]
         if number not in self._reading:
-            self._reading[number] = asyncio.create_task(self._read([item.id for item in self._groups[number]]))
-        result = (await asyncio.shield(self._reading[number])).pop(row.id, row)
-        return row._replace(command=result.command, env=result.env)
+            self._reading[number] = asyncio.create_task(self._read([member.id for member in self._groups[number]]))
+        stored = (await asyncio.shield(self._reading[number])).pop(row.id, row)
+        return row._replace(command=stored.command, env=stored.env)
 
     async def _read(self, ids: Sequence[str]) -> dict[str, Workload]:
         return await asyncio.to_thread(self._store.whole_workloads, ids)

@@ -416,8 +416,8 @@ class Loop:
         """Commit changes; where one of them cannot be written, the others are; return whether the store changed."""
         if resting := self.world.quarantine.resting((WRITING,), "workload"):
             kept = [change for change in change_set.changes if change.workload not in resting]
-            message = [decision for decision in change_set.decisions if decision.workload not in resting]
-            change_set = ChangeSet(kept, message)
+            decisions = [decision for decision in change_set.decisions if decision.workload not in resting]
+            change_set = ChangeSet(kept, decisions)
         return await self._commit_parts(change_set, now)
 
     async def _commit_parts(self, change_set: ChangeSet, now: float) -> bool:

@@ -44,9 +44,9 @@ class OrderRetries:
         return max(FIRST_PAUSE, min(at for at, _ in self._refused.values()) - self._monotonic())
 
 
-def alike(item: str | None, other: str) -> bool:
+def alike(message: str | None, other: str) -> bool:
     """Whether two reasons differ in nothing but numbers, such as the port of a connection."""
-    return item is not None and DIGITS.sub("#", item) == DIGITS.sub("#", other)
+    return message is not None and DIGITS.sub("#", message) == DIGITS.sub("#", other)
 
 
 def sentence(error: Exception) -> str:

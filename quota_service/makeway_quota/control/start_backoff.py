@@ -148,9 +148,9 @@ def backoff_until(row: Workload, now: float) -> float | None:
     delayed = row.state == "pending" and row.reason_code == RETRY_DELAYED
     if (tries is None and not delayed) or row.not_before is None:
         return None
-    max_length = MAX_RETRY if tries is None else max(MAX_DELAY, delay_after(tries, row.reason_code))
-    max_length += CLOCKS_DIFFER
-    return row.not_before if now < row.not_before <= now + max_length else None
+    max_delay = MAX_RETRY if tries is None else max(MAX_DELAY, delay_after(tries, row.reason_code))
+    max_delay += CLOCKS_DIFFER
+    return row.not_before if now < row.not_before <= now + max_delay else None
 
 
 def _tries(row: Workload) -> int | None:

@@ -64,14 +64,14 @@ class TimeLimits:
                     self._note(row, status, at, now)
         while self._due and self._due[0][0] <= at:
             _, key = heapq.heappop(self._due)
-            row, result = rows.get(key[0]), attempts.get(key)
-            if row is None or result is None or not self._counts(row, result):
+            row, attempt = rows.get(key[0]), attempts.get(key)
+            if row is None or attempt is None or not self._counts(row, attempt):
                 self._known.pop(key, None)
                 continue
             # Its change may be refused, as by a report in the same cycle: it is looked at until it is in the row.
             heapq.heappush(self._due, (at + AGAIN, key))
             with self.quarantine.guard(STEP, "workload", row.id):
-                self._check(change_set, row, result, at)
+                self._check(change_set, row, attempt, at)
         return change_set
 
     def _counts(self, row: Workload, status: AttemptStatus) -> bool:

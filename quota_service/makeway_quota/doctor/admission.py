@@ -96,7 +96,7 @@ async def _refusals(cluster: ClusterAccess, profiles: Iterable[Profile], made: A
             continue
         key = _severity(message), re.sub(r'"[^"]*"|\d+', "#", message)
         messages.setdefault(key, (message, []))[1].append(profile.name)
-    return [_refused(cluster, severity, *result) for (severity, _), result in messages.items()]
+    return [_refused(cluster, severity, *refused) for (severity, _), refused in messages.items()]
 
 
 def _severity(message: str) -> Severity:
@@ -194,7 +194,7 @@ async def check_claim_templates(cluster: ClusterAccess) -> Iterable[Finding]:
     spaces = {"job": cluster.jobs_namespace}
     if cluster.client.connection.token_file is not None:  # in a pod, beside those of notebooks
         spaces["session"] = cluster.client.connection.namespace
-    result = await ClaimTemplates(cluster.client).profile_problems(cluster.document, cluster.selectors, spaces)
+    problems = await ClaimTemplates(cluster.client).profile_problems(cluster.document, cluster.selectors, spaces)
     return [
         Finding(
             "error",
@@ -202,7 +202,7 @@ async def check_claim_templates(cluster: ClusterAccess) -> Iterable[Finding]:
             f"profile {name}",
             "Correct spec.resourceClaims of its pod template, or what it names on the cluster.",
         )
-        for name, why in result
+        for name, why in problems
     ]
 
 

@@ -47,8 +47,8 @@ class ClusterAccess:
     async def nodes(self) -> list[ClusterNode]:
         """Return the nodes, sorted by name; what was read once is kept."""
         if self._nodes is None:
-            result = await self.client.get("/api/v1/nodes")
-            self._nodes = sorted((project_node(item) for item in result.get("items") or ()), key=lambda item: item.name)
+            answer = await self.client.get("/api/v1/nodes")
+            self._nodes = sorted((project_node(item) for item in answer.get("items") or ()), key=lambda item: item.name)
         return self._nodes
 
     async def listed(self, path: str) -> list[Object] | None:

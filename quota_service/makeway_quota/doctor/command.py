@@ -34,9 +34,9 @@ SERVICE_REMEDY = "Start the service, and let pods of jobs reach its port; MAKEWA
 
 def doctor_command(settings: ServiceSettings, output: str, *, hub: bool = False, seconds: float = SECONDS) -> int:
     """Print the findings, worst first; return 1 where something will not work, else 0."""
-    result = asyncio.run(diagnose(settings, hub=hub, seconds=seconds))
-    print(as_json(result) if output == "json" else as_text(result))
-    return int(any(finding.severity == "error" for finding in result))
+    findings = asyncio.run(diagnose(settings, hub=hub, seconds=seconds))
+    print(as_json(findings) if output == "json" else as_text(findings))
+    return int(any(finding.severity == "error" for finding in findings))
 
 
 async def diagnose(settings: ServiceSettings, *, hub: bool = False, seconds: float = SECONDS) -> list[Finding]:
@@ -49,12 +49,12 @@ async def diagnose(settings: ServiceSettings, *, hub: bool = False, seconds: flo
     ]
     if "kubernetes" not in settings.backends:
         return await find_all([*general, *machine_checks(settings)], seconds)
-    result: list[Finding] = []
+    problems: list[Finding] = []
     try:
         client = ApiClient(connection(settings.kubernetes.kubeconfig, settings.kubernetes.context))
     except ValueError as error:
-        result = [Finding("error", str(error), "API server", "Name a kubeconfig, or run it in a pod.", "api")]
-        return [*result, *await find_all(general, seconds)]
+        problems = [Finding("error", str(error), "API server", "Name a kubeconfig, or run it in a pod.", "api")]
+        return [*problems, *await find_all(general, seconds)]
     try:
         document, findings = await in_thread(_policy, settings)
         cluster = ClusterAccess(client, settings.kubernetes, document, time.time, hub)

@@ -92,5 +92,5 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
             loop.call_soon_threadsafe(take, result, failure)
 
     threading.Thread(target=work, daemon=True).start()
-    results: T = await answer
-    return results
+    value: T = await answer
+    return value

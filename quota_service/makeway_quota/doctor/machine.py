@@ -57,7 +57,7 @@ def _unwritable(folder: Path) -> str:
 
 def _existing(folder: Path) -> Path:
     """Return a folder, or the nearest one above it that exists."""
-    return next(item for item in (folder, *folder.parents) if item.exists())
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def _room(folder: Path) -> Iterator[Finding]:

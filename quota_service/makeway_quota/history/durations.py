@@ -87,8 +87,8 @@ class Durations:
     def _longer(self, kind: Kind, than: float) -> float | None:
         """Return a low quantile of the runs that were longer; None without any."""
         team, _, profile = kind
-        for item in (kind, (team, None, profile)):
-            longer = [seconds for seconds in self._runs.get(item, ()) if seconds > than]
+        for group in (kind, (team, None, profile)):
+            longer = [seconds for seconds in self._runs.get(group, ()) if seconds > than]
             if longer:
                 return low(longer, QUANTILE)
         return None

@@ -346,9 +346,9 @@ class Retention:
         """Purge the folders of removed jobs; return how many are gone. The next pass asks again for all others."""
         pruning, total, after = self._store.pruning, 0, ""
         failing, forget = dict.fromkeys(leave), partial(self._forget_purges, term)
-        while result := await self._call(pruning.to_purge, PURGED_AT_ONCE, after):
-            after, done = result[-1].workload, list[str]()
-            for id, team in result:
+        while purges := await self._call(pruning.to_purge, PURGED_AT_ONCE, after):
+            after, done = purges[-1].workload, list[str]()
+            for id, team in purges:
                 if id in leave:
                     continue
                 gone = await removals.guarded(PURGING, "folder", id, partial(self._purge, id, team), None)

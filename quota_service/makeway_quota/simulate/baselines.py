@@ -54,9 +54,9 @@ class Nodes:
     def give(self, parts: Iterable[tuple[int, int]]) -> None:
         """Take GPUs back."""
         for node, gpus in parts:
-            remaining = next(at for at, nodes in enumerate(self.free) if node in nodes)
-            self.free[remaining].remove(node)
-            insort(self.free[remaining + gpus], node)
+            free = next(at for at, nodes in enumerate(self.free) if node in nodes)
+            self.free[free].remove(node)
+            insort(self.free[free + gpus], node)
 
 
 @dataclass(frozen=True, slots=True)

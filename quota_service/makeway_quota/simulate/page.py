@@ -23,13 +23,13 @@ td:first-child,th:first-child{text-align:left}svg{width:100%;height:auto}svg tex
 """
 
 
-def page(title: str, outcomes: Sequence[Outcome], result: Sequence[dict[str, Any]]) -> str:
+def page(title: str, outcomes: Sequence[Outcome], numbers: Sequence[dict[str, Any]]) -> str:
     """Write the whole page."""
     parts = [
         f"<h1>{escape(title)}</h1>",
-        _comparison(result),
-        _unserved(result),
-        *(_section(outcome, one) for outcome, one in zip(outcomes, result, strict=True)),
+        _comparison(numbers),
+        _unserved(numbers),
+        *(_section(outcome, one) for outcome, one in zip(outcomes, numbers, strict=True)),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -37,8 +37,8 @@ def page(title: str, outcomes: Sequence[Outcome], result: Sequence[dict[str, Any
     )
 
 
-def _comparison(result: Sequence[dict[str, Any]]) -> str:
-    return _table(COLUMNS, result)
+def _comparison(numbers: Sequence[dict[str, Any]]) -> str:
+    return _table(COLUMNS, numbers)
 
 
 def _table(columns: Sequence[Column[Row, object]], rows: Sequence[Row]) -> str:
@@ -54,8 +54,8 @@ def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _unserved(result: Sequence[dict[str, Any]]) -> str:
-    bars = [(one["name"], one["unserved_guarantee_gpu_h"]) for one in result]
+def _unserved(numbers: Sequence[dict[str, Any]]) -> str:
+    bars = [(one["name"], one["unserved_guarantee_gpu_h"]) for one in numbers]
     return "<h2>Guarantees that were not served, GPU-hours</h2>" + _bars(bars)
 
 
@@ -72,21 +72,22 @@ def _bars(bars: Sequence[tuple[str, float]]) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {24 * len(bars) + 10}" role="img">{"".join(lines)}</svg>'
 
 
-def _section(outcome: Outcome, item: dict[str, Any]) -> str:
+def _section(outcome: Outcome, numbers: dict[str, Any]) -> str:
     """Write one simulation: use over time, delays by team, evictions, borrowing between teams."""
     loans = [
-        (f"{row['borrower']} from {row['lender'] or 'unreserved GPUs'}", row["gpu_h"]) for row in item["borrowed_gpu_h"]
+        (f"{row['borrower']} from {row['lender'] or 'unreserved GPUs'}", row["gpu_h"])
+        for row in numbers["borrowed_gpu_h"]
     ]
-    loans = sorted(loans, key=lambda item: (-item[1], item[0]))[:20]
-    ways = [(f"{row['team']} for {row['for']}", float(row["times"])) for row in item["made_way"]]
-    ways = sorted(ways, key=lambda item: (-item[1], item[0]))[:20]
+    loans = sorted(loans, key=lambda bar: (-bar[1], bar[0]))[:20]
+    ways = [(f"{row['team']} for {row['for']}", float(row["times"])) for row in numbers["made_way"]]
+    ways = sorted(ways, key=lambda bar: (-bar[1], bar[0]))[:20]
     parts = [
-        f"<h2>{escape(item['name'])}</h2>",
+        f"<h2>{escape(numbers['name'])}</h2>",
         "<h3>GPUs in use (filled), of them borrowed (dark), and waiting (line)</h3>",
         _use(outcome),
         "<h3>Delay by team: half, 95 % and 99 % of the jobs, hours</h3>",
         _delays(outcome),
-        _table(TEAM_COLUMNS, item["teams"]),
+        _table(TEAM_COLUMNS, numbers["teams"]),
     ]
     if ways:
         parts += ["<h3>Who made way for whom, times</h3>", _bars(ways)]

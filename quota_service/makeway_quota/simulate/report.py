@@ -101,10 +101,10 @@ TEAM_COLUMNS = (
 """Of the teams in one simulation"""
 
 
-def text(result: Sequence[Numbers]) -> str:
+def text(numbers: Sequence[Numbers]) -> str:
     """Write the comparison, and the teams of each simulation, as tables for a terminal."""
-    teams = (f"{one['name']}\n{text_table(TEAM_COLUMNS, one['teams'], _cell)}" for one in result)
-    return "\n\n".join([text_table(COLUMNS, result, _cell), *teams])
+    teams = (f"{one['name']}\n{text_table(TEAM_COLUMNS, one['teams'], _cell)}" for one in numbers)
+    return "\n\n".join([text_table(COLUMNS, numbers, _cell), *teams])
 
 
 def _cell(value: object) -> str:

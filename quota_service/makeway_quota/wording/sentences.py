@@ -50,11 +50,13 @@ def _victims(victims: Sequence[V], names: Names) -> str:
 
     Those of other teams, which have no names, are counted: `2 of R&D's jobs (1 GPU each) make way`.
     """
-    result = Counter((names.work(v["team"], v["kind"], v["victim"], v["owner"]), gpus(v["gpus"])) for v in victims)
+    victims_by_text = Counter(
+        (names.work(v["team"], v["kind"], v["victim"], v["owner"]), gpus(v["gpus"])) for v in victims
+    )
     texts: list[str] = []
-    for (work, item), number_of in result.items():
+    for (work, amount), number_of in victims_by_text.items():
         is_unnamed = number_of > 1 and work.endswith(("'s job", "'s session"))
-        texts += [f"{number_of} of {work}s ({item} each)"] if is_unnamed else [f"{work} ({item})"] * number_of
+        texts += [f"{number_of} of {work}s ({amount} each)"] if is_unnamed else [f"{work} ({amount})"] * number_of
     return f"{listed(texts, limit=4)} {'makes' if len(victims) == 1 else 'make'} way" if texts else ""
 
 
@@ -78,8 +80,8 @@ def _cpu_memory(v: V) -> str:
 
 def _asks(v: V) -> str:
     if not v["needs"]:
-        item = f" on each of {v['workers']} nodes" if v["workers"] > 1 else ""
-        return f"this {v['kind']} needs {_cpu_memory(v) or 'no GPU'}{item}"
+        per_node = f" on each of {v['workers']} nodes" if v["workers"] > 1 else ""
+        return f"this {v['kind']} needs {_cpu_memory(v) or 'no GPU'}{per_node}"
     if v["workers"] == 1:
         return f"this {v['kind']} needs {number(v['each'])}"
     return f"this {v['kind']} needs {number(v['needs'])} ({v['workers']} × {number(v['each'])})"
@@ -203,11 +205,11 @@ def _held_limit(v: V, names: Names) -> str:
 
 
 def _beside_guaranteed(v: V, names: Names) -> str:
-    item = "each" if v["each_gpus"] == 1 else f"every {gpus(v['each_gpus'])}"
+    per = "each" if v["each_gpus"] == 1 else f"every {gpus(v['each_gpus'])}"
     beside = _cpu_memory({"cpu": v["each_cpu"], "memory": v["each_memory"]}) or "room for a pod"
     teams = listed([names.team(team) for team in v["guaranteed_to"]], limit=4)
     free = f"{gpus(v['kept'])} of {_pool(v, names)} {is_are(v['kept'])} free and guaranteed to {teams}"
-    return f"{free}, with {beside} for {item}; {_asks(v)}."
+    return f"{free}, with {beside} for {per}; {_asks(v)}."
 
 
 def _kept(v: V, names: Names) -> str:

@@ -184,9 +184,9 @@ class KubernetesBackend(RemoteBackend):
     def problem(self) -> str:
         """Why the cluster cannot be followed at the moment; "" when it can."""
         silent = "" if self._health_check.answers else SILENT
-        result = self.inventory.problem or self.pods.problem or silent or (self.lease.problem if self.lease else "")
+        problem = self.inventory.problem or self.pods.problem or silent or (self.lease.problem if self.lease else "")
         in_pod, never = self._client.connection.token_file is not None, not self.pods.synced
-        return f"{result}; {OTHER_PORT}" if in_pod and never and result.startswith((SILENT, UNREACHABLE)) else result
+        return f"{problem}; {OTHER_PORT}" if in_pod and never and problem.startswith((SILENT, UNREACHABLE)) else problem
 
     async def open(self) -> None:
         """Read nodes and pods, or begin without them where the API server is down; BackendError where it refuses."""
@@ -399,13 +399,13 @@ class KubernetesBackend(RemoteBackend):
     async def notebook_problem(self, profile: str) -> str:
         """Return why no notebook of a profile would get its GPUs by the claims of its pod template."""
         document = self._worker_pods.document
-        result = document.profile(profile) if document is not None else None
-        if document is None or result is None or self.problem or self._monotonic() < self._away_until:
+        definition = document.profile(profile) if document is not None else None
+        if document is None or definition is None or self.problem or self._monotonic() < self._away_until:
             return ""
         try:
             async with asyncio.timeout(NOTICES_SECONDS):
                 return await self._claim_templates.notebook_problem(
-                    document, result, selectors(document), self._client.connection.namespace
+                    document, definition, selectors(document), self._client.connection.namespace
                 )
         except (ApiStatusError, ApiUnreachable, TimeoutError) as error:
             log.info("The claim templates of %s cannot be looked at: %s", profile, error)

@@ -179,7 +179,7 @@ def check_worker_url(url: str) -> None:
         )
 
 
-def pod_settings(result: KubernetesSettings, namespace: str) -> PodSettings:
+def pod_settings(settings: KubernetesSettings, namespace: str) -> PodSettings:
     """Return what all pods of jobs have; ValueError where a setting is wrong."""
     from .pods.disk import setting as disk_setting
     from .pods.manifest import PodSettings, user_and_group
@@ -187,22 +187,22 @@ def pod_settings(result: KubernetesSettings, namespace: str) -> PodSettings:
 
     return PodSettings(
         namespace=namespace,
-        instance=result.instance,
-        address=result.worker_url,
-        launcher_image=result.launcher_image,
-        image=result.image,
-        service_account=result.service_account,
-        priority_class=result.priority_class,
-        run_as=user_and_group(result.run_as),
-        checkpoint_claim=result.checkpoint_claim,
-        disk=disk_setting(result.disk_request, result.disk_limit),
-        cpu_limits=result.cpu_limits,
-        launcher_resources=resources_setting(result.launcher_resources),
-        template=template_setting(result.pod),
+        instance=settings.instance,
+        address=settings.worker_url,
+        launcher_image=settings.launcher_image,
+        image=settings.image,
+        service_account=settings.service_account,
+        priority_class=settings.priority_class,
+        run_as=user_and_group(settings.run_as),
+        checkpoint_claim=settings.checkpoint_claim,
+        disk=disk_setting(settings.disk_request, settings.disk_limit),
+        cpu_limits=settings.cpu_limits,
+        launcher_resources=resources_setting(settings.launcher_resources),
+        template=template_setting(settings.pod),
     )
 
 
-def backend_of(result: KubernetesSettings) -> Backend:
+def backend_of(settings: KubernetesSettings) -> Backend:
     """Return the backend; ValueError where a setting is missing or wrong."""
     from .api.client import ApiClient
     from .api.connection import connection
@@ -210,36 +210,34 @@ def backend_of(result: KubernetesSettings) -> Backend:
     from .cluster.nodes import toleration
     from .pods.homes import home_setting
 
-    if not result.launcher_image:
+    if not settings.launcher_image:
         raise ValueError("Pods copy their launcher from an image with Makeway: name it in MAKEWAY_KUBE_LAUNCHER_IMAGE.")
-    check_worker_url(result.worker_url)
-    cluster = connection(result.kubeconfig, result.context)
-    pods = pod_settings(result, result.namespace or cluster.namespace)
-    tolerations = [toleration(text) for text in result.tolerations]
-    home = home_setting(result.home_claim, result.home_path)
-    lost, node_lost = result.lost_after, result.node_lost_after
+    check_worker_url(settings.worker_url)
+    cluster = connection(settings.kubeconfig, settings.context)
+    pods = pod_settings(settings, settings.namespace or cluster.namespace)
+    tolerations = [toleration(text) for text in settings.tolerations]
+    home = home_setting(settings.home_claim, settings.home_path)
+    lost, node_lost = settings.lost_after, settings.node_lost_after
     return KubernetesBackend(
         ApiClient(cluster), pods, tolerations, lost_after=lost, node_lost_after=node_lost, home=home
     )
 
 
-def machine_provider(result: KubernetesSettings, document: Callable[[], Document | None]) -> Provider:
+def machine_provider(settings: KubernetesSettings, document: Callable[[], Document | None]) -> Provider:
     """Return the provider of deployments whose machines the cluster's autoscaler adds; ValueError as `backend_of`."""
     from .api.client import ApiClient
     from .api.connection import connection
     from .cluster.nodes import NodeSelector, selectors, toleration
     from .machines.provider import KubernetesProvider
 
-    cluster = connection(result.kubeconfig, result.context)
-    pods = pod_settings(result, result.namespace or cluster.namespace)
-    tolerations = [toleration(text) for text in result.tolerations]
+    cluster = connection(settings.kubeconfig, settings.context)
+    pods = pod_settings(settings, settings.namespace or cluster.namespace)
+    tolerations = [toleration(text) for text in settings.tolerations]
 
     def selector(pool: str) -> NodeSelector | None:
-        results = document()
+        policy = document()
         return (
-            None
-            if results is None
-            else next((one for one in selectors(results, tolerations) if one.pool == pool), None)
+            None if policy is None else next((one for one in selectors(policy, tolerations) if one.pool == pool), None)
         )
 
-    return KubernetesProvider(lambda: ApiClient(cluster), pods, selector, result.placeholder_class)
+    return KubernetesProvider(lambda: ApiClient(cluster), pods, selector, settings.placeholder_class)

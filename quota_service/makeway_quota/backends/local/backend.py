@@ -195,11 +195,11 @@ class LocalBackend(Backend):
 
     def end_tries(self, workload: str) -> EndTries | None:
         """Return what was done to end what is left of a workload; None where nothing is."""
-        remaining = [item for item in self._attempts.values() if item.workload == workload and not item.ended]
-        if not remaining:
+        unended = [attempt for attempt in self._attempts.values() if attempt.workload == workload and not attempt.ended]
+        if not unended:
             return None
-        pids = [f"process {item.process.pid}" for item in remaining if item.process is not None]
-        return EndTries(tuple(pids), max(item.end_tries for item in remaining), self._clock() + self._every)
+        pids = [f"process {attempt.process.pid}" for attempt in unended if attempt.process is not None]
+        return EndTries(tuple(pids), max(attempt.end_tries for attempt in unended), self._clock() + self._every)
 
     async def log(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int]:
         """Read an attempt's log; inside `log_gap` there is nothing to read."""
@@ -284,8 +284,8 @@ class LocalBackend(Backend):
     def _hold_back(self) -> None:
         """Start no second launcher of an attempt that a process is there of: it may claim the attempt in a moment."""
         attempts = self._attempts.values()
-        unclaimed = {item.mark: item for item in attempts if self._check(item, lambda a: not a.claimed)}
-        for mark in carried({mark: item.files.uid for mark, item in unclaimed.items()}) if unclaimed else ():
+        unclaimed = {attempt.mark: attempt for attempt in attempts if self._check(attempt, lambda a: not a.claimed)}
+        for mark in carried({mark: attempt.files.uid for mark, attempt in unclaimed.items()}) if unclaimed else ():
             unclaimed[mark].held_until = time.monotonic() + CLAIM_SECONDS
 
     def _prepare(self, order: StartOrder) -> None:
@@ -342,8 +342,8 @@ class LocalBackend(Backend):
         for attempt in gone:
             attempt.end_tries += attempt.mark in remaining
         alone = [attempt for attempt in over if self._check(attempt, lambda a: a.vanished)]
-        others = [item for item in self._attempts.values() if item not in gone]
-        running = sum(item.process is not None and not item.ended for item in others)
+        others = [other for other in self._attempts.values() if other not in gone]
+        running = sum(other.process is not None and not other.ended for other in others)
         all_vanished = self._vanished.all_at_once({(a.workload, a.number) for a in alone}, running)
         for attempt in over:
             if attempt not in alone:
@@ -357,8 +357,8 @@ class LocalBackend(Backend):
             return set(sweep({attempt.mark: attempt.files.uid for attempt in gone}))
         except Exception:
             log.exception("Processes are looked for attempt by attempt")
-        done = {item.mark: self._check(item, lambda a: [sweep({a.mark: a.files.uid})]) for item in gone}
-        return {mark for mark, result in done.items() if result is None or mark in result[0]}
+        done = {attempt.mark: self._check(attempt, lambda a: [sweep({a.mark: a.files.uid})]) for attempt in gone}
+        return {mark for mark, swept in done.items() if swept is None or mark in swept[0]}
 
     def _tidy(self, attempt: LocalAttempt) -> None:
         """End what cannot be understood, trim the order of what runs, and drop what is forgotten."""
@@ -476,12 +476,12 @@ class LocalBackend(Backend):
         now, began = self._clock(), time.monotonic()
         there = [attempt for attempt in self._attempts.values() if not attempt.ended]
         running = [attempt for attempt in there if self._check(attempt, lambda a: a.claimed)]
-        max_length = 0.0
+        max_wait = 0.0
         for attempt in running:
             grace = min(CLOSE_SECONDS, attempt.grace)
-            max_length = max(max_length, grace + LAUNCHER_GRACE + 1.0)
+            max_wait = max(max_wait, grace + LAUNCHER_GRACE + 1.0)
             notice = Notice("Makeway is stopping", now, now + grace)
             await self.notice(attempt.workload, attempt.number, notice)
-        while any(not attempt.ended for attempt in running) and time.monotonic() - began < max_length:
+        while any(not attempt.ended for attempt in running) and time.monotonic() - began < max_wait:
             await asyncio.sleep(0.05)
             await self._do(self._refresh)

@@ -78,5 +78,5 @@ def virtual_nodes(gpus: int, nodes: int, pool: str, prefix: str = "virtual") -> 
 
 def nodes_here(pool: str, gpus: int, nodes: int) -> tuple[NodeStatus, ...]:
     """Describe this machine: its real GPUs as one node, or else virtual ones."""
-    result = real_gpus()
-    return (host_node(result, pool),) if result else virtual_nodes(gpus, nodes, pool)
+    devices = real_gpus()
+    return (host_node(devices, pool),) if devices else virtual_nodes(gpus, nodes, pool)

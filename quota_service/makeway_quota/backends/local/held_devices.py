@@ -40,7 +40,7 @@ def _workers(header: Mapping[str, Any], nodes: Sequence[NodeStatus]) -> Iterator
     known = {node.name for node in nodes}
     for worker, place in enumerate(header.get("places") or _earlier_places(header, nodes)):
         devices, milli = tuple(map(int, place["devices"])), tuple(map(int, place["milli"]))
-        if place["node"] in known and len(devices) == len(milli) and all(0 <= item <= GPU for item in milli):
+        if place["node"] in known and len(devices) == len(milli) and all(0 <= share <= GPU for share in milli):
             workload, attempt = str(header["workload"]), int(header["attempt"])
             pod = WorkloadPod(workload, sum(milli), attempt=attempt, worker=worker, devices=devices, milli=milli)
             yield place["node"], pod
@@ -50,8 +50,8 @@ def _earlier_places(header: Mapping[str, Any], nodes: Sequence[NodeStatus]) -> l
     """Return the places of an order that an earlier version wrote, from the environments of its workers."""
     result = []
     workers = header.get("workers") or ()
-    for item in workers:
-        env = item["env"]
+    for worker in workers:
+        env = worker["env"]
         devices = [int(word) for word in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.isdecimal()]
         node = next((node.name for node in nodes if devices and {*devices} <= {*node.devices}), None)
         if node is not None:

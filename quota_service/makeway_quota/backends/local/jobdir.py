@@ -58,9 +58,9 @@ class Layout:
         for folder, mode in ((self.jobs, through), (self.spool, 0o700), (self.programs, 0o755)):
             folder.mkdir(exist_ok=True)
             folder.chmod(mode)
-        for remaining in self.spool.glob(".*"):
-            if time.time() - remaining.stat().st_mtime > 3600:
-                remaining.unlink(missing_ok=True)
+        for leftover in self.spool.glob(".*"):
+            if time.time() - leftover.stat().st_mtime > 3600:
+                leftover.unlink(missing_ok=True)
         if self._shared:
             self.root.chmod(0o711)
 
@@ -77,8 +77,8 @@ class Layout:
             folder.mkdir(mode=0o700)
             if account.switch:
                 os.chown(folder, account.uid, account.gid)
-        result = folder.lstat()
-        if not stat.S_ISDIR(result.st_mode) or result.st_uid != account.uid:
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != account.uid:
             raise BackendError(f"The folder of job {workload} belongs to another account; nothing was started.")
         return folder
 
@@ -287,8 +287,8 @@ class AttemptFiles:
 
     def output_bytes(self) -> tuple[int, int]:
         """Return the bytes of the log, and of the result and the report of an exception."""
-        remaining = sum(stamp[1] for name in OUTPUTS if (stamp := self.stamp(name)) is not None)
-        return sum(held for _, held, _ in self._log_pieces()), remaining
+        written = sum(stamp[1] for name in OUTPUTS if (stamp := self.stamp(name)) is not None)
+        return sum(held for _, held, _ in self._log_pieces()), written
 
     def remove_output(self) -> None:
         """Remove the log, the result and the report of an exception."""

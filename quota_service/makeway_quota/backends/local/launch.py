@@ -168,5 +168,5 @@ def spawn(
             )
     except (OSError, ValueError, BackendError, subprocess.SubprocessError) as error:
         return str(error)
-    message = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    return message[-1][:500] if message else None
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1][:500] if lines else None

@@ -318,7 +318,7 @@ class RemoteBackend(Backend, ABC):
         `lost_with`: the worker whose host is dead, and why. A replica that leads keeps to ends that it concluded.
         """
         key = observed.key
-        result = conclude(
+        conclusion = conclude(
             self._known.get(key, NOTHING),
             observed,
             self._monotonic(),
@@ -326,8 +326,8 @@ class RemoteBackend(Backend, ABC):
             lambda worker: self.unreported_message(key, worker),
         )
         if lost_with is not None:
-            result = cut_off(result, *lost_with)
-        known, status, concluded = result
+            conclusion = cut_off(conclusion, *lost_with)
+        known, status, concluded = conclusion
         if concluded:
             status = replace(status, ended_at=self._clock())
             if self._may_act():

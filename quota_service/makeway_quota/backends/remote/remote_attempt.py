@@ -153,11 +153,11 @@ def conclude(
     return Conclusion(known, status)
 
 
-def cut_off(result: Conclusion, worker: int, message: str) -> Conclusion:
+def cut_off(conclusion: Conclusion, worker: int, message: str) -> Conclusion:
     """Return the loss of an attempt with the host of a worker, unless it is over already."""
-    if result.status.phase in (Phase.EXITED, Phase.LOST):
-        return result
-    return _lost(result.known, replace(result.status, message=message, node_lost=True, worker=worker))
+    if conclusion.status.phase in (Phase.EXITED, Phase.LOST):
+        return conclusion
+    return _lost(conclusion.known, replace(conclusion.status, message=message, node_lost=True, worker=worker))
 
 
 def _exited(
@@ -179,8 +179,8 @@ def _exited(
                 )
         if hosts.exit_code is not None:
             code = hosts.exit_code if status.notice_received else status.exit_code
-            result = replace(status, message=hosts.message, exit_code=code, notice_received=False, acknowledged=False)
-            return Conclusion(known, result)
+            failed = replace(status, message=hosts.message, exit_code=code, notice_received=False, acknowledged=False)
+            return Conclusion(known, failed)
     return Conclusion(known, replace(status, node_lost=True, worker=hosts.worker) if hosts.node_lost else status)
 
 

@@ -167,7 +167,7 @@ class RoutingBackend(Backend):
 
     def running_elsewhere(self, workloads: Collection[str]) -> list[Elsewhere]:
         """Return what any of them finds."""
-        return [result for part in self.parts for result in part.backend.running_elsewhere(workloads)]
+        return [attempt for part in self.parts for attempt in part.backend.running_elsewhere(workloads)]
 
     async def open(self) -> None:
         """Open all at the same time, again and again those that fail; raise the first failure where none opens."""
@@ -371,8 +371,8 @@ class RoutingBackend(Backend):
         await _to_all(parts, lambda backend: backend.remove_output(workload, attempt))
 
     async def _gather(self, ask: Callable[[Backend], Awaitable[list[T]]]) -> list[T]:
-        result = await asyncio.gather(*(ask(part.backend) for part in self.parts if part.opened))
-        return [item for answer in result for item in answer]
+        answers = await asyncio.gather(*(ask(part.backend) for part in self.parts if part.opened))
+        return [item for answer in answers for item in answer]
 
     def _answers(self, ask: Callable[[Backend], T | None]) -> Iterator[T]:
         return (answer for part in self.parts if (answer := ask(part.backend)) is not None)

@@ -44,8 +44,8 @@ class _ChannelPart:
         self.log, self.log_gap, self.output = whole.log, whole.log_gap, whole.output
 
     def worker_statuses(self) -> Mapping[Key, Mapping[int, WorkerStatus]]:
-        result = self._split.channel.worker_statuses()
-        return {key: workers for key, workers in result.items() if self._is_own(key)}
+        statuses = self._split.channel.worker_statuses()
+        return {key: workers for key, workers in statuses.items() if self._is_own(key)}
 
     def changed(self) -> set[Key]:
         return self._split.changed(self._number, self._is_own)

@@ -26,10 +26,10 @@ class EndedPlacements:
         """Return the backend that an attempt was placed on; "" where that is not known, or it has not ended."""
         workload, attempt = key
         if attempt not in self._kept.get(workload, ()):
-            result = await self.read(workload)
+            placed = await self.read(workload)
             self._kept.pop(workload, None)
-            if result:
-                self._kept[workload] = result
+            if placed:
+                self._kept[workload] = placed
             while len(self._kept) > MAX_WORKLOADS:
                 del self._kept[next(iter(self._kept))]
         return self._kept.get(workload, {}).get(attempt, "")

@@ -127,8 +127,8 @@ class People:
         known = self._known.get(name)
         if known is not None or "/" in name or self._hub is None:
             return known.present if known is not None else "/" not in name
-        result = await self._hub.user(name, fresh=True)
-        return result is not None and await self.record_user(result) == name
+        user = await self._hub.user(name, fresh=True)
+        return user is not None and await self.record_user(user) == name
 
     def is_gone(self, name: str) -> bool:
         """Whether the Hub has no such user, as far as is known."""

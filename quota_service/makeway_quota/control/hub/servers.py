@@ -127,8 +127,8 @@ class HubServers:
         while self._asked:
             asked, self._asked = self._asked, {}
             at = self._clock()
-            result = await self._states_of(list(asked))
-            self._answers.update({server: _Answer(state, at) for server, state in result.items()})
+            states = await self._states_of(list(asked))
+            self._answers.update({server: _Answer(state, at) for server, state in states.items()})
             self._changed()
 
     async def _states_of(self, servers: list[Server]) -> dict[Server, State]:

@@ -83,7 +83,7 @@ def plan_without_faulty(
     nothing, or not in time.
     """
     ends = clock() + SEARCH_SECONDS
-    there = set(_items(snapshot)) | {("queue", queue_of(entry)) for entry in snapshot.workloads}
+    there = set(_items(snapshot)) | {("queue", queue_of(workload)) for workload in snapshot.workloads}
     kept = {item: error for item, error in suspects.items() if item in there}
     faulty, result = _tried_again(snapshot, make_plan, kept, [item for item in kept if item in due])
     while isinstance(result, Exception):
@@ -120,8 +120,8 @@ def without(snapshot: Snapshot, faulty: Faulty) -> Snapshot:
     reasons = faulty.reasons
     if not reasons:
         return snapshot
-    shown = (faulty.stand_ins.get(item.id, item) for item in snapshot.workloads)
-    workloads = tuple(item for item in shown if item.id in faulty.stand_ins or faulty.of(item) is None)
+    shown = (faulty.stand_ins.get(workload.id, workload) for workload in snapshot.workloads)
+    workloads = tuple(workload for workload in shown if workload.id in faulty.stand_ins or faulty.of(workload) is None)
     nodes = tuple(with_taken(node, faulty.taken_on(node.name)) for node in snapshot.nodes if not faulty.has_node(node))
     if not any(kind in ("team", "pool", "profile") for kind, _ in reasons):
         return replace(snapshot, nodes=nodes, workloads=workloads)
@@ -131,7 +131,7 @@ def without(snapshot: Snapshot, faulty: Faulty) -> Snapshot:
         workloads=workloads,
         pools=tuple(pool for pool in snapshot.pools if ("pool", pool.name) not in reasons),
         policies=tuple(policy for policy in snapshot.policies if ("team", policy.name) not in reasons),
-        profiles=tuple(item for item in snapshot.profiles if ("profile", item.name) not in reasons),
+        profiles=tuple(profile for profile in snapshot.profiles if ("profile", profile.name) not in reasons),
     )
 
 
@@ -153,20 +153,24 @@ def followed(changes: EngineChanges, faulty: Faulty) -> tuple[EngineChanges, Fau
     if not (faulty.stand_ins or faulty.taken):
         return changes, faulty
     now: dict[str, Workload | None] = dict.fromkeys(changes.gone)
-    now |= {item.id: item for item in changes.changed}
-    if any(_holds(faulty.stand_ins[id]) != _holds(item) for id, item in now.items() if id in faulty.stand_ins):
+    now |= {workload.id: workload for workload in changes.changed}
+    if any(_holds(faulty.stand_ins[id]) != _holds(workload) for id, workload in now.items() if id in faulty.stand_ins):
         return None
     known = {node.name: node for node in changes.nodes if node.name in faulty.nodes}
-    moved = {id: item for id, item in now.items() if id in faulty.taken and _holds(faulty.taken[id]) != _holds(item)}
+    moved = {
+        id: workload
+        for id, workload in now.items()
+        if id in faulty.taken and _holds(faulty.taken[id]) != _holds(workload)
+    }
     if not moved:
         return changes, replace(faulty, nodes=faulty.nodes | known) if known else faulty
-    if any(_holds(item) for item in moved.values()):
+    if any(_holds(workload) for workload in moved.values()):
         return None
     freed = {place.node for id in moved for place in faulty.taken[id].placement}
     nodes = faulty.nodes | known
     shown = {node.name for node in changes.nodes} | set(changes.gone_nodes)
     again = [nodes[name] for name in sorted(freed - shown) if name in nodes]
-    taken = {id: item for id, item in faulty.taken.items() if id not in moved}
+    taken = {id: workload for id, workload in faulty.taken.items() if id not in moved}
     return (
         replace(changes, nodes=[*changes.nodes, *again]),
         replace(faulty, taken=taken, nodes=nodes, _taken_on=None),
@@ -190,7 +194,7 @@ def changes_without(changes: EngineChanges, faulty: Faulty) -> EngineChanges:
     return replace(
         changes,
         snapshot=without(changes.snapshot, faulty),
-        changed=[item for item in changes.changed if faulty.of(item) is None],
+        changed=[workload for workload in changes.changed if faulty.of(workload) is None],
         gone=[id for id in changes.gone if ("workload", id) not in reasons or id in faulty.stand_ins],
         nodes=[with_taken(node, faulty.taken_on(node.name)) for node in changes.nodes if not faulty.has_node(node)],
         gone_nodes=[name for name in changes.gone_nodes if ("node", name) not in reasons],
@@ -232,15 +236,15 @@ def _try(snapshot: Snapshot, make_plan: MakePlan, faulty: Faulty) -> tuple[Incre
 
 def _items(snapshot: Snapshot) -> list[Item]:
     """List what may be faulty: pools, teams, profiles, nodes, then what runs, then what waits, each by name."""
-    order = sorted(snapshot.workloads, key=lambda item: (item.state not in ADMITTED, item.id))
+    order = sorted(snapshot.workloads, key=lambda workload: (workload.state not in ADMITTED, workload.id))
     names: tuple[tuple[Kind, list[str]], ...] = (
         ("pool", sorted(pool.name for pool in snapshot.pools)),
         ("team", _parents_first(snapshot.policies)),
         ("profile", sorted(profile.name for profile in snapshot.profiles)),
         ("node", sorted(node.name for node in snapshot.nodes)),
-        ("workload", [entry.id for entry in order]),
+        ("workload", [workload.id for workload in order]),
     )
-    return [(kind, name) for kind, result in names for name in result]
+    return [(kind, name) for kind, names_of_kind in names for name in names_of_kind]
 
 
 def _parents_first(policies: Iterable[Policy]) -> list[str]:
@@ -270,10 +274,12 @@ def _first_faulty(snapshot: Snapshot, make_plan: MakePlan, faulty: Faulty) -> It
             rest,
             pools=pools,
             policies=tuple(policy for policy in rest.policies if ("team", policy.name) in kept),
-            profiles=tuple(entry for entry in rest.profiles if ("profile", entry.name) in kept),
+            profiles=tuple(profile for profile in rest.profiles if ("profile", profile.name) in kept),
             nodes=tuple(node for node in rest.nodes if ("node", node.name) in kept),
             workloads=tuple(
-                entry for entry in rest.workloads if ("workload", entry.id) in kept or entry.id in faulty.stand_ins
+                workload
+                for workload in rest.workloads
+                if ("workload", workload.id) in kept or workload.id in faulty.stand_ins
             ),
         )
         return isinstance(_try(part, make_plan, Faulty()), Exception)
@@ -289,7 +295,7 @@ def _first_faulty(snapshot: Snapshot, make_plan: MakePlan, faulty: Faulty) -> It
 
 def _widened(reasons: Mapping[Item, Exception], snapshot: Snapshot) -> dict[Item, Exception]:
     """Return what is left out, a queue in place of many of its workloads, a team or profile in place of its queues."""
-    by_id = {item.id: item for item in snapshot.workloads}
+    by_id = {workload.id: workload for workload in snapshot.workloads}
     result = dict(reasons)
     of_queue = _grouped((queue_of(by_id[name]), (kind, name)) for kind, name in result if kind == "workload")
     for queue, members in of_queue.items():
@@ -313,9 +319,9 @@ def _grouped(pairs: Iterable[tuple[str, Item]]) -> dict[str, list[Item]]:
     return groups
 
 
-def _replaced(result: Mapping[Item, Exception], members: Collection[Item], by: Item) -> dict[Item, Exception]:
-    error = next((result[item] for item in members if item in result), None)
-    kept = {item: why for item, why in result.items() if item not in members}
+def _replaced(reasons: Mapping[Item, Exception], members: Collection[Item], by: Item) -> dict[Item, Exception]:
+    error = next((reasons[item] for item in members if item in reasons), None)
+    kept = {item: why for item, why in reasons.items() if item not in members}
     return kept if error is None else {**kept, by: error}
 
 
@@ -328,16 +334,16 @@ def _stand_ins(snapshot: Snapshot, reasons: Mapping[Item, Exception], make_plan:
             if ("team", above) in reasons:
                 reasons.setdefault(("team", name), reasons["team", above])
     faulty = Faulty(reasons)
-    for entry in snapshot.workloads if reasons else ():
-        if entry.state not in ADMITTED or faulty.of(entry) is None:
+    for workload in snapshot.workloads if reasons else ():
+        if workload.state not in ADMITTED or faulty.of(workload) is None:
             continue
-        simple = simplest(entry)
-        alone = ("workload", entry.id) in reasons and simple != entry
+        simple = simplest(workload)
+        alone = ("workload", workload.id) in reasons and simple != workload
         rest = Faulty({item: error for item, error in reasons.items() if item[0] != "workload"})
         if alone and not isinstance(_try(replace(snapshot, workloads=(simple,)), make_plan, rest), Exception):
-            faulty.stand_ins[entry.id] = simple
+            faulty.stand_ins[workload.id] = simple
         else:
-            faulty.taken[entry.id] = entry
+            faulty.taken[workload.id] = workload
     held = on_nodes(faulty.taken.values())
     faulty.nodes = {node.name: node for node in snapshot.nodes if node.name in held}
     return faulty

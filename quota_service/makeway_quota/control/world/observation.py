@@ -164,7 +164,7 @@ def _is_complete(state: BackendState) -> bool:
 
 def _many_open(node: NodeStatus) -> int:
     """Return how many devices of a node take work of their pool, were it not cordoned as a whole."""
-    return sum(len(item.devices) for item in node.by_pool() if node.cordoned or not item.cordoned)
+    return sum(len(part.devices) for part in node.by_pool() if node.cordoned or not part.cordoned)
 
 
 def _differs(known: Mapping[K, V], key: K, value: V) -> bool:

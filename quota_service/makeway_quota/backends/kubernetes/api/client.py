@@ -215,8 +215,8 @@ def refusal_of(status: int, content: bytes, retry_after: str | None = None) -> A
     """Return the refusal that an answer is: a Status of Kubernetes, or whatever a proxy in between wrote."""
     seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
     try:
-        message = orjson.loads(content)
-        return ApiStatusError(status, str(message.get("reason") or ""), str(message.get("message") or ""), seconds)
+        answer = orjson.loads(content)
+        return ApiStatusError(status, str(answer.get("reason") or ""), str(answer.get("message") or ""), seconds)
     except (ValueError, AttributeError):
         return ApiStatusError(status, "", content[:300].decode(errors="replace").strip(), seconds)
 

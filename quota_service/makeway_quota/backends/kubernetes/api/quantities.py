@@ -54,8 +54,8 @@ def in_service_units(resource: str, text: str, *, round_up: bool = True) -> int:
 
 def resource_requests(quantities: Mapping[str, object] | None) -> dict[str, int]:
     """Return the requests of a resource list, without zeros."""
-    result = {resource: in_service_units(resource, str(text)) for resource, text in (quantities or {}).items()}
-    return {resource: value for resource, value in result.items() if value}
+    requests = {resource: in_service_units(resource, str(text)) for resource, text in (quantities or {}).items()}
+    return {resource: value for resource, value in requests.items() if value}
 
 
 def allocatable(quantities: Mapping[str, object] | None) -> dict[str, int]:

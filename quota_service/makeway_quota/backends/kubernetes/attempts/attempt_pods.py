@@ -124,11 +124,11 @@ class AttemptPods:
 
     def with_final_report(self) -> list[JobPod]:
         """Return the pods, and last states of pods, with a final report of their worker that was not read."""
-        unread = {key: result for key in self._reporting if (result := self._unread(key))}
+        unread = {key: pods for key in self._reporting if (pods := self._unread(key))}
         self._reporting = set(unread)
         # One that had the name of a listed pod may be of an attempt that a restored database does not know.
         listed = {pod.name: pod.uid for key in unread for pod in self.of(key)}
-        return [pod for result in unread.values() for pod in result if listed.get(pod.name, pod.uid) == pod.uid]
+        return [pod for pods in unread.values() for pod in pods if listed.get(pod.name, pod.uid) == pod.uid]
 
     def _unread(self, key: Key) -> list[JobPod]:
         read = self.attempt(key).read_reports

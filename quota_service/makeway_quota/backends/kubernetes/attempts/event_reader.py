@@ -113,15 +113,15 @@ def causes_of(events: Iterable[Object]) -> dict[str, str]:
 
     What a pod has got past since is no cause any more; "" where nothing else is one.
     """
-    text: dict[str, list[tuple[int, float, str]]] = {}
+    by_pod: dict[str, list[tuple[int, float, str]]] = {}
     for event in events:
         uid = str((event.get("involvedObject") or {}).get("uid") or "")
         message = str(event.get("message") or "")[:MAX_MESSAGE]
         if uid and message.strip():
             step = STEPS.get(str(event.get("reason") or ""), 0)
-            text.setdefault(uid, []).append((step, _seconds_of(event), message))
+            by_pod.setdefault(uid, []).append((step, _seconds_of(event), message))
     result = {}
-    for uid, messages in text.items():
+    for uid, messages in by_pod.items():
         if min(messages)[0] == PULLING:
             continue
         reached, since, _ = max(messages)

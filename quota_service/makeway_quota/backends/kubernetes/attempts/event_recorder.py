@@ -91,15 +91,15 @@ class EventRecorder:
             await asyncio.sleep(self._pause)
         self._dropped = 0
 
-    async def _post(self, result: Object) -> None:
+    async def _post(self, event: Object) -> None:
         try:
-            await self._client.create(self._path, result)
+            await self._client.create(self._path, event)
         except ApiUnreachable:
             self._pause_after_failure(PAUSE_AFTER_FAILURE)
         except ApiStatusError as refusal:
             if refusal.reason == "AlreadyExists":  # it was posted before, here or by an earlier leader
                 return
-            log.warning("The event of the pod %s cannot be posted: %s", result["involvedObject"]["name"], refusal)
+            log.warning("The event of the pod %s cannot be posted: %s", event["involvedObject"]["name"], refusal)
             pause = refusal.retry_after or PAUSE_AFTER_FAILURE
             self._pause_after_failure(LONG_PAUSE_AFTER_FAILURE if refusal.status in (403, 404) else pause)
 

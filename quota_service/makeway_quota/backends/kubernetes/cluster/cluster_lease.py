@@ -108,8 +108,8 @@ class ClusterLease:
         if not self.may_act or self._ignored or not self._holder.startswith(SINGLE_REPLICA):
             return
         try:
-            if (result := await self._get()) is not None and result["spec"].get("holderIdentity") == self._holder:
-                freed = self._lease(str(result["metadata"].get("resourceVersion") or ""))
+            if (lease := await self._get()) is not None and lease["spec"].get("holderIdentity") == self._holder:
+                freed = self._lease(str(lease["metadata"].get("resourceVersion") or ""))
                 freed["spec"]["holderIdentity"] = ""
                 await self._client.replace(f"{self._list}/{self._name}", freed)
         except Exception as error:  # it ends by itself, and nothing else is kept from ending
@@ -168,12 +168,12 @@ class ClusterLease:
                 return None
             raise
 
-    async def _claim(self, result: Object | None) -> str:
+    async def _claim(self, lease: Object | None) -> str:
         """Take or renew the Lease where that may be; return why not, else ""."""
-        if result is None:
+        if lease is None:
             await self._client.create(self._list, self._lease())
             return ""
-        spec, version = result.get("spec") or {}, str(result["metadata"].get("resourceVersion") or "")
+        spec, version = lease.get("spec") or {}, str(lease["metadata"].get("resourceVersion") or "")
         holder = str(spec.get("holderIdentity") or "")
         if holder not in ("", self._holder) and not self._is_over(version):
             return self._words(spec)

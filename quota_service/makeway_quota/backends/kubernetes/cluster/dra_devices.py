@@ -149,12 +149,10 @@ def project_class(item: Object) -> DeviceClass:
         expression = str((selector.get("cel") or {}).get("expression") or "")
         for part in expression.split("&&"):
             text = part.strip()
-            if (result := _DRIVER.fullmatch(text)) is not None and driver in ("", result["driver"]):
-                driver = result["driver"]
-            elif (result := _ATTRIBUTE.fullmatch(text)) is not None:
-                attributes[result["domain"], result["name"]] = (
-                    result["text"] if result["word"] is None else result["word"]
-                )
+            if (match := _DRIVER.fullmatch(text)) is not None and driver in ("", match["driver"]):
+                driver = match["driver"]
+            elif (match := _ATTRIBUTE.fullmatch(text)) is not None:
+                attributes[match["domain"], match["name"]] = match["text"] if match["word"] is None else match["word"]
             else:
                 return DeviceClass(name, resources, understood=False)
     return DeviceClass(name, resources, driver, tuple(sorted(attributes.items())))

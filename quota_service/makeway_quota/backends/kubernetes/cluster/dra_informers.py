@@ -60,22 +60,22 @@ class DeviceInformers:
     @property
     def synced(self) -> bool:
         """Whether everything was read once."""
-        return all(item.synced for item in self.all)
+        return all(informer.synced for informer in self.all)
 
     @property
     def problem(self) -> str:
         """Why the API server cannot be followed at the moment; "" when it can."""
-        return next((item.problem for item in self.all if item.problem), "")
+        return next((informer.problem for informer in self.all if informer.problem), "")
 
     @property
     def refused(self) -> bool:
         """Whether the account may not follow these, or the API is gone."""
-        return any(item.problem and item.status in REFUSED for item in self.all)
+        return any(informer.problem and informer.status in REFUSED for informer in self.all)
 
     async def wait_synced(self) -> None:
         """Return once everything was read."""
-        for item in self.all:
-            await item.wait_synced()
+        for informer in self.all:
+            await informer.wait_synced()
 
 
 class DraInformers:
@@ -104,7 +104,7 @@ class DraInformers:
     def problem(self) -> str:
         """Why the devices of a pool cannot be followed at the moment; "" when they can, or no pool has any."""
         concerned = any(
-            item.startswith(IMPLICIT_RESOURCE_PREFIX) or self._index.knows(item) for item in self._resources
+            resource.startswith(IMPLICIT_RESOURCE_PREFIX) or self._index.knows(resource) for resource in self._resources
         )
         return self._failure if concerned else ""
 
@@ -116,8 +116,8 @@ class DraInformers:
 
     def ask_again(self) -> None:
         """End what is waited for: the API server could not be reached, and can again."""
-        for item in self._followed.all if self._followed is not None else ():
-            item.ask_again()
+        for informer in self._followed.all if self._followed is not None else ():
+            informer.ask_again()
         self._again.set()
 
     async def run(self) -> None:
@@ -170,7 +170,7 @@ class DraInformers:
     async def _follow(self, classes: Iterable[DeviceClass]) -> bool:
         """Follow these until refused, whether to look at the classes again at once instead."""
         self._followed = followed = DeviceInformers(self._client, self._compared(classes), self._wake, self._timing)
-        tasks = [asyncio.create_task(item.run()) for item in followed.all]
+        tasks = [asyncio.create_task(informer.run()) for informer in followed.all]
         tasks.append(asyncio.create_task(self._note_synced(followed)))
         try:
             while True:
@@ -230,8 +230,8 @@ class DraInformers:
         """Use other informers, or none, from now on; return the nodes that this changes."""
         index = DeviceIndex()
         if followed is not None:
-            for item in followed.all:
-                item.take()
+            for informer in followed.all:
+                informer.take()
             classes = followed.classes.objects.values()
             index = index_of(followed.slices.objects, classes, followed.claims.objects)
         result = self._index.differs(index)
@@ -248,4 +248,4 @@ class DraInformers:
 
     def by_node(self, resources: Mapping[str, Iterable[str]]) -> dict[str, Mapping[str, int]]:
         """Return how many devices each of these nodes has, by the resources that it may have."""
-        return {node: self.on(node, item).offered for node, item in resources.items()}
+        return {node: self.on(node, wanted).offered for node, wanted in resources.items()}

@@ -106,7 +106,7 @@ class KubernetesInventory:
     async def open(self) -> None:
         """Start to follow the cluster and return once the first lists are complete."""
         running = (self.nodes.run(), self.pods.run(), self.devices.run(), self._note_complete())
-        self._tasks = [asyncio.create_task(item) for item in running]
+        self._tasks = [asyncio.create_task(coroutine) for coroutine in running]
         await self._complete.wait()
 
     async def _note_complete(self) -> None:
@@ -224,8 +224,8 @@ class KubernetesInventory:
 
     def allocatable(self, node: str, resource: str) -> int:
         """Return what a node offers of a resource, in the units of ClusterNode; 0 where it offers none, or is gone."""
-        result = self.nodes.objects.get(node)
-        return result.allocatable.get(resource, 0) if result is not None else 0
+        cluster_node = self.nodes.objects.get(node)
+        return cluster_node.allocatable.get(resource, 0) if cluster_node is not None else 0
 
     def _dated(self, node: ClusterNode) -> ClusterNode:
         """Return a node that is not ready with the time since when; where Kubernetes does not say it, as was seen."""

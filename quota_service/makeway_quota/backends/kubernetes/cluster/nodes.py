@@ -79,9 +79,9 @@ class Toleration:
 
 def toleration(text: str) -> Toleration:
     """Read a toleration written as taints are: `key`, `key=value`, `key:NoSchedule` or `key=value:NoSchedule`."""
-    result = taints.toleration(text)
-    operator: Literal["Equal", "Exists"] = "Equal" if result["operator"] == "Equal" else "Exists"
-    return Toleration(result["key"], operator, result.get("value", ""), result.get("effect", ""))
+    parts = taints.toleration(text)
+    operator: Literal["Equal", "Exists"] = "Equal" if parts["operator"] == "Equal" else "Exists"
+    return Toleration(parts["key"], operator, parts.get("value", ""), parts.get("effect", ""))
 
 
 @dataclass(frozen=True, slots=True)

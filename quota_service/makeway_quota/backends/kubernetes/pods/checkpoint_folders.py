@@ -296,8 +296,8 @@ def folders_in_the_way(pod: Object) -> tuple[Mapping[str, int], str]:
     with suppress(UnreadableJson, AttributeError, TypeError, KeyError):
         report = read_table(str(ended.get("message") or ""), MAX_REPORT)
         users = [(whole(int(user) if USER.fullmatch(user) else None), ids) for user, ids in report["left"].items()]
-        remaining = {text(id, MAX_ID): user for user, ids in users for id in ids if user is not None}
-        return remaining, text(report["why"], MAX_WHY)
+        user_by_id = {text(id, MAX_ID): user for user, ids in users for id in ids if user is not None}
+        return user_by_id, text(report["why"], MAX_WHY)
     raise RemovalFailed(f"the pod {pod['metadata']['name']} {text(_why(status, states, ended), MAX_WHY)}")
 
 

@@ -125,13 +125,13 @@ class ClaimTemplates:
         if (kept := self._kept.get(key)) is not None and kept.until > self._monotonic():
             return kept
         try:
-            result, classes = await self._read(names, gpus, resource, namespace)
+            problem, classes = await self._read(names, gpus, resource, namespace)
         except ApiStatusError as refusal:
             if refusal.status in UNREADABLE:
                 return _Answer(0.0, "")
             raise
         now = self._monotonic()
-        answer = _Answer(now + (REFUSED_SECONDS if result else KEPT_SECONDS), result, classes)
+        answer = _Answer(now + (REFUSED_SECONDS if problem else KEPT_SECONDS), problem, classes)
         valid = [(one, item) for one, item in self._kept.items() if item.until > now and one != key]
         self._kept = dict([*valid[1 - MAX_KEPT :], (key, answer)])
         return answer
@@ -199,7 +199,7 @@ class ClaimTemplates:
                 return True
             raise
         newest = newest_slices(filter(None, (project_slice(one, uncounted=uncounted) for one in items)))
-        return any(device_class.selects(one.driver, result) for one in newest for _, result in one.devices)
+        return any(device_class.selects(one.driver, attributes) for one in newest for _, attributes in one.devices)
 
     async def notebook_problem(
         self, document: Document, profile: Profile, selectors: Sequence[NodeSelector], namespace: str

@@ -57,11 +57,11 @@ def _tables(base: Object, patch: Mapping[str, Any]) -> Object:
 
 
 def _entries(base: list[Object], patch: list[Object], key: str) -> list[Object]:
-    result = {entry.get(key): entry for entry in base}
+    by_name = {entry.get(key): entry for entry in base}
     for entry in patch:
         name = entry.get(key)
-        result[name] = _tables(result[name], entry) if name in result else deepcopy(entry)
-    return list(result.values())
+        by_name[name] = _tables(by_name[name], entry) if name in by_name else deepcopy(entry)
+    return list(by_name.values())
 
 
 def template_setting(text: str) -> Mapping[str, Any]:
@@ -92,9 +92,9 @@ def _table(setting: str, text: str, example: str) -> dict[str, Any]:
     if not text.strip():
         return {}
     try:
-        result = json.loads(text)
+        table = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{setting} is not JSON ({error}): expected an object {example}.") from error
-    if not isinstance(result, dict):
+    if not isinstance(table, dict):
         raise ValueError(f"{setting} is not a JSON object: expected one {example}.")
-    return result
+    return table
