@@ -143,7 +143,8 @@ def test_no_node_is_requested_for_work_that_its_own_gpus_would_keep_out(engine: 
 def test_the_reason_names_the_gpus_their_teams_and_the_profile() -> None:
     assert small_pool().session("s", "b", "cpu").reason("s") == (
         "held",
-        "4 GPUs of pool p are free and guaranteed to Alpha, with 2 cores for each; this session needs 4 cores.",
+        "The free CPU and memory of pool p are kept for 4 free GPUs guaranteed to Alpha (2 cores for each); "
+        "this session needs 4 cores.",
     )
 
 

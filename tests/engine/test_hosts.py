@@ -72,7 +72,7 @@ def test_one_plan_gives_the_cpu_of_a_machine_once_over_its_pools(engine: str) ->
 @pytest.mark.parametrize("engine", ENGINES)
 def test_all_of_a_machines_cpu_is_for_any_of_its_pools(engine: str) -> None:
     world = machine(engine).jobs("s1 s2 s3 s4", "b", "slice")
-    assert starts(world.step()) == ["s1", "s2", "s3", "s4"], "nothing is set aside for the other pool"
+    assert starts(world.step()) == ["s1", "s2", "s3", "s4"], "nothing is nominated for the other pool"
     world.submit("g1", "a", "gpu")
     assert not world.plan().start
     world.end("s1", "s2")
@@ -148,7 +148,7 @@ def test_work_over_quota_makes_way_where_a_guaranteed_start_lacks_only_cpu_of_th
     assert evicted(plan) == ["s3", "s4"], "the fewest, started last: 4 cores"
     if engine == "fast":
         message = world.say(next(eviction for eviction in plan.evict if eviction.id == "s4"))
-        assert message.endswith("The start is in pool whole, and gets CPU of m, which both pools share.")
+        assert message.endswith("It makes way for a start in pool whole that needs CPU of m, which both pools share.")
         assert {eviction.numbers["pool"] for eviction in plan.evict} == {"slices"}
     world.release()
     assert starts(world.step()) == ["g1"]
@@ -259,7 +259,8 @@ def test_notebooks_without_gpus_leave_guaranteed_gpus_of_the_machines_other_pool
     assert [w.code for w in plan.pending] == ["held"], "2 whole GPUs need 4 cores each"
     if engine == "fast":
         assert world.say(plan.pending[0]) == (
-            "2 GPUs of pool whole are free and guaranteed to a, with 4 cores for each; this session needs 3 cores."
+            "The free CPU and memory of pool whole are kept for 2 free GPUs guaranteed to a (4 cores for each); "
+            "this session needs 3 cores."
         )
     for name in ("whole-1", "slices-1"):
         world.nodes[name] = replace(world.nodes[name], cpu=11_000)

@@ -283,7 +283,7 @@ def test_the_reason_names_what_does_not_end_and_where() -> None:
     world.change("a0", preemptible=False)
     (waiting,) = world.plan().pending
     text = sentence(waiting.facts)
-    assert "1 GPU is held by what does not end" in text
+    assert "1 GPU is held by pods or processes that should have ended" in text
     assert "job a1 of ana does not end on p-1, 2 h after its deadline." in text
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from makeway_api.quantities import count, gpus
 
-V = Mapping[str, Any]
+FactValues = Mapping[str, Any]
 
 REASONS: Mapping[str, str] = {
     "launched": "The provider has an instance for it, which boots.",
@@ -74,11 +74,11 @@ def _money(amount: float, currency: str) -> str:
     return f"{amount:,.2f} {currency}"
 
 
-def _has(v: V) -> str:
+def _has(v: FactValues) -> str:
     return f"{v['deployment']} has {v['all_machines']} of at most {count(v['limit'], 'machine')}"
 
 
-def machine_coming(v: V) -> str:
+def machine_coming(v: FactValues) -> str:
     """Return which machines are coming for a workload: `Waiting for a machine: booting, about 3.10 EUR/h. …`."""
     many, booting, ready = v["machines"], v["booting"], v["ready"]
     if many > 1:
@@ -93,22 +93,22 @@ def machine_coming(v: V) -> str:
     return f"{head}. {_has(v)}."
 
 
-def no_machine(v: V) -> str:
+def no_machine(v: FactValues) -> str:
     """Return that no machine is coming for a workload."""
     return f"No machine is coming for it: {_has(v)}."
 
 
-def _limit(v: V) -> str:
+def _limit(v: FactValues) -> str:
     of = f"of type {v['type']} " if v["type"] else ""
     return f"At most {count(v['limit'], 'machine')} {of}{'is' if v['limit'] == 1 else 'are'} allowed."
 
 
-def _used_up(v: V, what: str) -> str:
+def _used_up(v: FactValues, what: str) -> str:
     used, one = f"{v['used']:,.2f} of {_money(v['limit'], v['currency'])}", _money(v["price"], v["currency"])
     return f"The budget {what} leaves no room: {used} are taken, and a machine of type {v['type']} costs {one}/h."
 
 
-CAUSES: Mapping[str, Callable[[V], str]] = {
+CAUSES: Mapping[str, Callable[[FactValues], str]] = {
     "paused": lambda v: f"{v['deployment']} is paused.",
     "deleting": lambda v: f"{v['deployment']} is being deleted.",
     "max_machines": _limit,
@@ -128,6 +128,6 @@ CAUSES: Mapping[str, Callable[[V], str]] = {
 """By the code of the cause for which no machine is launched"""
 
 
-def no_launch(v: V) -> str:
+def no_launch(v: FactValues) -> str:
     """Return why no machine is launched for a workload."""
     return CAUSES[v["cause"]](v)

@@ -18,10 +18,10 @@ from ..engine.plan import Fact
 from .machines import machine_coming, no_launch, no_machine
 from .naming import IDS, Names
 
-A_YEAR = 366 * 86_400.0
-"""Seconds; what is later than that had no deadline."""
-V = Mapping[str, Any]
-Sentence = Callable[[V, Names], str]
+NO_DEADLINE_AFTER = 366 * 86_400.0
+"""Seconds; what seems to be later than that had no deadline."""
+FactValues = Mapping[str, Any]
+Sentence = Callable[[FactValues, Names], str]
 
 
 def sentence(facts: Sequence[Fact], names: Names = IDS) -> str:
@@ -41,11 +41,11 @@ def is_are(amount: float) -> str:
     return "is" if 0 < amount <= 1 else "are"
 
 
-def _victim(v: V, names: Names) -> str:
+def _victim(v: FactValues, names: Names) -> str:
     return f"{names.work(v['team'], v['kind'], v['victim'], v['owner'])} ({gpus(v['gpus'])})"
 
 
-def _victims(victims: Sequence[V], names: Names) -> str:
+def _victims(victims: Sequence[FactValues], names: Names) -> str:
     """Return what makes way, and its verb, such as `R&D's job (1 GPU) makes way`; "" without victims.
 
     Those of other teams, which have no names, are counted: `2 of R&D's jobs (1 GPU each) make way`.
@@ -60,25 +60,25 @@ def _victims(victims: Sequence[V], names: Names) -> str:
     return f"{listed(texts, limit=4)} {'makes' if len(victims) == 1 else 'make'} way" if texts else ""
 
 
-def _preemptor(v: V, names: Names) -> str:
+def _preemptor(v: FactValues, names: Names) -> str:
     return names.work(v["team"], v["kind"], v["preemptor"], v["owner"])
 
 
-def _needs(v: V, names: Names) -> str:
+def _needs(v: FactValues, names: Names) -> str:
     return f"{_preemptor(v, names)} needs {gpus(v['needs'])}"
 
 
-def _pool(v: V, names: Names) -> str:
+def _pool(v: FactValues, names: Names) -> str:
     return f"pool {names.pool(v['pool'])}"
 
 
-def _cpu_memory(v: V) -> str:
+def _cpu_memory(v: FactValues) -> str:
     """Return an amount of CPU and memory: `8 cores and 64 GiB of memory`."""
     cores = f"{number(v['cpu'])} {'core' if v['cpu'] == 1 else 'cores'}" if v.get("cpu") else ""
     return listed(filter(None, (cores, f"{memory(v['memory'])} of memory" if v.get("memory") else "")))
 
 
-def _asks(v: V) -> str:
+def _asks(v: FactValues) -> str:
     if not v["needs"]:
         per_node = f" on each of {v['workers']} nodes" if v["workers"] > 1 else ""
         return f"this {v['kind']} needs {_cpu_memory(v) or 'no GPU'}{per_node}"
@@ -87,14 +87,14 @@ def _asks(v: V) -> str:
     return f"this {v['kind']} needs {number(v['needs'])} ({v['workers']} × {number(v['each'])})"
 
 
-def _order(v: V, names: Names) -> str:
+def _order(v: FactValues, names: Names) -> str:
     last = "last started" if v["order"] == "newest" else "least work lost"
     return (
         f"{names.workload(v['victim'])} is first in the eviction order (lowest priority, most over its share, {last})"
     )
 
 
-def _beyond(v: V, names: Names) -> str:
+def _beyond(v: FactValues, names: Names) -> str:
     over = number(v["uses"] - v["reserved"])
     return (
         f"{names.team(v['victim_team'])} uses {gpus(v['uses'])}, {over} more than its {number(v['reserved'])} reserved"
@@ -104,27 +104,27 @@ def _beyond(v: V, names: Names) -> str:
 # -- starts ----------------------------------------------------------------------------------------------------
 
 
-def _uses(v: V, names: Names) -> str:
+def _uses(v: FactValues, names: Names) -> str:
     team = names.team(v["team"])
     return f"{team}'s sessions use" if v["by"] == "sessions" else f"{team} uses"
 
 
-def _reserved(v: V) -> str:
+def _reserved(v: FactValues) -> str:
     return gpus(v["reserved"], "reserved GPU")
 
 
-def _starts_in_quota(v: V, names: Names) -> str:
+def _starts_in_quota(v: FactValues, names: Names) -> str:
     return f"Starts on {listed(v['nodes'])}: {_uses(v, names)} {number(v['uses'])} of its {_reserved(v)}."
 
 
-def _starts_nominated(v: V, names: Names) -> str:
+def _starts_nominated(v: FactValues, names: Names) -> str:
     return (
-        f"Starts on {listed(v['nodes'])}, where GPUs were set aside for it: {_uses(v, names)} {gpus(v['uses'])}, "
+        f"Starts on {listed(v['nodes'])}, where GPUs were nominated for it: {_uses(v, names)} {gpus(v['uses'])}, "
         f"more than the {number(v['reserved'])} reserved now."
     )
 
 
-def _starts_over_quota(v: V, names: Names) -> str:
+def _starts_over_quota(v: FactValues, names: Names) -> str:
     return (
         f"Starts on {listed(v['nodes'])} over quota: {names.team(v['team'])} uses {gpus(v['uses'])} and has "
         f"{number(v['reserved'])} reserved; this workload makes way {WHEN_NEEDED}."
@@ -134,35 +134,35 @@ def _starts_over_quota(v: V, names: Names) -> str:
 # -- evictions -------------------------------------------------------------------------------------------------
 
 
-def _yield_in_team(v: V, names: Names) -> str:
+def _yield_in_team(v: FactValues, names: Names) -> str:
     long = duration(v["yields_after"])
     return f"{_needs(v, names)}; this {v['victim_kind']} of the same team ran for more than {long} and yields to it."
 
 
-def _moves(v: V, names: Names) -> str:
+def _moves(v: FactValues, names: Names) -> str:
     verb = "moves" if v["moving"] == 1 else "move"
     whom = f"{v['moving']} of its {count(v['workers'], 'worker')} {verb}" if v["moving"] < v["workers"] else "Moves"
     places = f"from {listed(v['from'])} to {listed(v['to'])}"
     return f"{whom} {places}, so that {_preemptor(v, names)} fits; no job is stopped."
 
 
-def _reclaiming(v: V, victims: str) -> str:
+def _reclaiming(v: FactValues, victims: str) -> str:
     by = f"ready within {duration(v['within'])}" if v["within"] else "a little later than planned"
     ready = f"{gpus(v['needs'])} {is_are(v['needs'])} being freed for you, {by}"
     return f"{ready}: {victims}." if victims else f"{ready}."
 
 
-def _stuck(v: V, names: Names) -> str:
+def _stuck(v: FactValues, names: Names) -> str:
     what = f"a pod or process of {names.workload(v['workload'])}"
     if "team" in v:
         owner = f" of {v['owner']}" if v["owner"] else ""
         what = f"{names.team(v['team'])}'s {v['kind']} {names.workload(v['workload'])}{owner}"
     where = f" on {listed(v['nodes'], limit=4)}" if v["nodes"] else ""
-    late = f", {duration(v['late'])} after its deadline" if v["late"] < A_YEAR else ""
+    late = f", {duration(v['late'])} after its deadline" if v["late"] < NO_DEADLINE_AFTER else ""
     return f"{what[0].upper()}{what[1:]} does not end{where}{late}."
 
 
-def _ready_after_reclaim(v: V, victims: str) -> str:
+def _ready_after_reclaim(v: FactValues, victims: str) -> str:
     parts = [victims] if victims else []
     if v["moved"]:
         parts.append(f"{count(v['moved'], 'job')} {'moves' if v['moved'] == 1 else 'move'} to other GPUs")
@@ -178,7 +178,7 @@ def _ready_after_reclaim(v: V, victims: str) -> str:
 # -- reasons to wait -------------------------------------------------------------------------------------------
 
 
-def _guarantee_used(v: V, names: Names) -> str:
+def _guarantee_used(v: FactValues, names: Names) -> str:
     team, many = names.team(v["team"]), number(v["reserved"])
     guaranteed = {
         "department": f"the {many} guaranteed GPUs of {team}, your department,",
@@ -190,73 +190,73 @@ def _guarantee_used(v: V, names: Names) -> str:
     return used + (f"; this session needs {number(v['needs'])}." if v["guaranteed_in_use"] < v["reserved"] else ".")
 
 
-def _never_over_quota(v: V, names: Names) -> str:
+def _never_over_quota(v: FactValues, names: Names) -> str:
     return f"{names.team(v['team'])} uses {number(v['uses'])} of its {_reserved(v)}; {_asks(v)}, and "
 
 
-def _held_for(v: V, names: Names) -> str:
+def _held_for(v: FactValues, names: Names) -> str:
     whom = names.work(v["held_team"], v["held_kind"], v["held_for"], v["held_owner"])
     return f"held for {whom}, which has waited {duration(v['waited'])}; {_asks(v)}."
 
 
-def _held_limit(v: V, names: Names) -> str:
+def _held_limit(v: FactValues, names: Names) -> str:
     uses = f"{names.team(v['team'])} uses {number(v['uses'])} of its limit of {gpus(v['limit'])}"
     return f"{uses}, and {number(v['held_needs'])} {is_are(v['held_needs'])} {_held_for(v, names)}"
 
 
-def _beside_guaranteed(v: V, names: Names) -> str:
+def _beside_guaranteed(v: FactValues, names: Names) -> str:
     per = "each" if v["each_gpus"] == 1 else f"every {gpus(v['each_gpus'])}"
     beside = _cpu_memory({"cpu": v["each_cpu"], "memory": v["each_memory"]}) or "room for a pod"
     teams = listed([names.team(team) for team in v["guaranteed_to"]], limit=4)
-    free = f"{gpus(v['kept'])} of {_pool(v, names)} {is_are(v['kept'])} free and guaranteed to {teams}"
-    return f"{free}, with {beside} for {per}; {_asks(v)}."
+    kept = f"{gpus(v['kept'], 'free GPU')} guaranteed to {teams} ({beside} for {per})"
+    return f"The free CPU and memory of {_pool(v, names)} are kept for {kept}; {_asks(v)}."
 
 
-def _kept(v: V, names: Names) -> str:
+def _kept(v: FactValues, names: Names) -> str:
     kept = f"{gpus(v['kept'])} of {_pool(v, names)} {is_are(v['kept'])} kept free"
     return f"{kept} for {names.team(v['team'])}"
 
 
-def _free(v: V, names: Names) -> str:
+def _free(v: FactValues, names: Names) -> str:
     return f"{gpus(v['free'])} of {_pool(v, names)} {is_are(v['free'])} free"
 
 
-def _no_free_gpus(v: V, names: Names) -> str:
+def _no_free_gpus(v: FactValues, names: Names) -> str:
     if not v["needs"]:
         return f"No node of {_pool(v, names)} has enough CPU and memory free; {_asks(v)}."
     return f"{number(v['free'])} of the {gpus(v['total'])} of {_pool(v, names)} {is_are(v['free'])} free; {_asks(v)}."
 
 
-def _no_cpu_or_memory(v: V, names: Names) -> str:
+def _no_cpu_or_memory(v: FactValues, names: Names) -> str:
     if not v["needs"]:
         return _no_free_gpus(v, names)
     beside = _cpu_memory(v) or "the CPU and memory that it needs"
     return f"{_free(v, names)}, but on no node together with {beside}; {_asks(v)}."
 
 
-def _no_free_pods(v: V, names: Names) -> str:
+def _no_free_pods(v: FactValues, names: Names) -> str:
     full = f"{listed(v['nodes'], limit=4)} of {_pool(v, names)} {'runs' if len(v['nodes']) == 1 else 'run'}"
     many = f"{count(v['workers'], 'pod')}" if v["workers"] > 1 else "one more pod"
     return f"{full} as many pods as Kubernetes allows there; this {v['kind']} needs {many}."
 
 
-def _beside(v: V, names: Names) -> str:
+def _beside(v: FactValues, names: Names) -> str:
     pools = [names.pool(pool) for pool in v["pools"]]
     of = f"pool {pools[0]}" if len(pools) == 1 else f"pools {listed(pools, limit=4)}"
     return f"Its nodes offer GPUs in {of}, too, whose work uses some of their CPU, memory and pods."
 
 
-def _reclaim_cpu(v: V, names: Names) -> str:
+def _reclaim_cpu(v: FactValues, names: Names) -> str:
     held = _cpu_memory(v) or "the CPU or memory"
     return f"{_needs(v, names)} within its reservation, and some of the {held} that this {v['victim_kind']} uses."
 
 
-def _shares_host(v: V, names: Names) -> str:
+def _shares_host(v: FactValues, names: Names) -> str:
     what, where = listed(v["what"]), listed(v["nodes"])
-    return f"The start is in {_pool(v, names)}, and gets {what} of {where}, which both pools share."
+    return f"It makes way for a start in {_pool(v, names)} that needs {what} of {where}, which both pools share."
 
 
-def _outranked(v: V, names: Names) -> str:
+def _outranked(v: FactValues, names: Names) -> str:
     ids = v["ahead"]
     ahead = listed([*map(names.workload, ids[:4]), *ids[4:]], limit=4)  # no more than four of them are shown
     if not v["needs"]:
@@ -269,12 +269,12 @@ def _outranked(v: V, names: Names) -> str:
     )
 
 
-def _protected(v: V, names: Names) -> str:
+def _protected(v: FactValues, names: Names) -> str:
     others = f", and {count(v['others'], 'other')} {'is' if v['others'] == 1 else 'are'}, too" if v["others"] else ""
     return f"{_victim(v, names)} is protected from jobs for its first {duration(v['min_runtime'])}{others}."
 
 
-def _node_failed(v: V, names: Names) -> str:
+def _node_failed(v: FactValues, names: Names) -> str:
     down = f"{listed(v['nodes'], limit=4)} of {_pool(v, names)} {'is' if len(v['nodes']) == 1 else 'are'} not available"
     return f"{down}; {_asks(v)} and fits nowhere else."
 
@@ -283,7 +283,7 @@ def _nodes_are(nodes: Sequence[str]) -> str:
     return f"{listed(nodes, limit=4)} {'is' if len(nodes) == 1 else 'are'}"
 
 
-WITH_VICTIMS: Mapping[str, Callable[[V, str], str]] = {
+WITH_VICTIMS: Mapping[str, Callable[[FactValues, str], str]] = {
     "reclaiming": _reclaiming,
     "ready_after_reclaim": _ready_after_reclaim,
 }
@@ -327,7 +327,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "guarantee_used": _guarantee_used,
     # Reasons to wait
     "nomination_free_soon": lambda v, n: (
-        f"{gpus(v['needs'])} {is_are(v['needs'])} set aside for this {v['kind']} and about to be free."
+        f"{gpus(v['needs'])} {is_are(v['needs'])} nominated for this {v['kind']} and about to be free."
     ),
     "queue_closed": lambda v, n: (
         f"The queue {v['queue']} is closed; move this {v['kind']} to another queue or cancel it."
@@ -341,7 +341,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "too_large_together": lambda v, n: (
         f"Too large for {_pool(v, n)}: all its nodes together have no room for it; {_asks(v)}."
     ),
-    "only_jobs": lambda v, n: f"Only jobs run on the nodes of {_pool(v, n)}, and this {v['kind']} is none.",
+    "only_jobs": lambda v, n: f"Only jobs run on the nodes of {_pool(v, n)}, and this is a {v['kind']}.",
     "node_failed": _node_failed,
     "node_lost": lambda v, n: f"It was running on {v['node']}, which was lost.",
     "nodes_held": lambda v, n: f"{_nodes_are(v['nodes'])} held for it.",
@@ -352,7 +352,7 @@ SENTENCES: Mapping[str, Sentence] = {
     ),
     "limit_with_nominations": lambda v, n: (
         f"{n.team(v['team'])} uses {number(v['uses'])} of its limit of {gpus(v['limit'])}, "
-        f"counting GPUs set aside for its workloads; {_asks(v)}."
+        f"counting GPUs nominated for its workloads; {_asks(v)}."
     ),
     "pool_capacity": lambda v, n: (
         f"Pool {n.pool(v['pool'])} runs {number(v['uses'])} of its capacity of {gpus(v['capacity'])}; {_asks(v)}."
@@ -364,13 +364,14 @@ SENTENCES: Mapping[str, Sentence] = {
     "kept": lambda v, n: f"{_kept(v, n)}, which lends none of them; {_asks(v)}.",
     "kept_partly": lambda v, n: f"{_kept(v, n)}; {_asks(v)}.",
     "nominated": lambda v, n: (
-        f"{gpus(v['idle'])} of {_pool(v, n)} {is_are(v['idle'])} idle but set aside for "
+        f"{gpus(v['idle'])} of {_pool(v, n)} {is_are(v['idle'])} idle but nominated for "
         f"{listed([n.workload(id) for id in v['nominees']], limit=4)}; {_asks(v)}."
     ),
     "outranked": _outranked,
     "no_free_gpus": _no_free_gpus,
     "stuck": lambda v, n: (
-        f"{_free(v, n)}, and {gpus(v['stuck'])} {is_are(v['stuck'])} held by what does not end; {_asks(v)}."
+        f"{_free(v, n)}, and {gpus(v['stuck'])} {is_are(v['stuck'])} held by pods or processes that should have ended; "
+        f"{_asks(v)}."
     ),
     "by_stuck": _stuck,
     "by_pod": lambda v, n: f"A pod of {n.workload(v['workload'])} on {v['node']} still terminates.",
