@@ -148,7 +148,7 @@ async def findings(server: Server, policy: str | None = POLICY, **changes: Any) 
 async def test_the_account_of_the_hub_need_not_see_nodes() -> None:
     server = Server()
     server.objects |= {NODES: 403, "/api/v1/namespaces/makeway/resourcequotas": {"items": []}}
-    cluster = ClusterAccess(Client(server), settings(), read(POLICY), time.time, hub=True)
+    cluster = ClusterAccess(Client(server), settings(), read(POLICY), time.time, as_hub=True)
     assert await examine(cluster, [], 10.0) == []
 
 

@@ -48,7 +48,7 @@ REMEDIES: Mapping[str, str] = {
 
 async def check_job_pods(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return why pods of jobs are refused, once for each reason."""
-    if cluster.document is None or cluster.hub:
+    if cluster.document is None or cluster.as_hub:
         return []
     facts = cluster.document.profile_facts
     profiles = [profile for profile in cluster.document.profiles if "job" in facts[profile.name].kinds]
@@ -73,7 +73,7 @@ async def _smallest_disk(cluster: ClusterAccess) -> int:
 
 async def check_notebook_pods(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return why pods like those of notebooks are refused; only for the Hub's account, which makes them."""
-    if cluster.document is None or not cluster.hub:
+    if cluster.document is None or not cluster.as_hub:
         return []
     facts = cluster.document.profile_facts
     profiles = [profile for profile in cluster.document.profiles if "session" in facts[profile.name].kinds]
@@ -107,7 +107,7 @@ def _severity(message: str) -> Severity:
 
 
 def _refused(cluster: ClusterAccess, severity: Severity, message: str, names: Sequence[str]) -> Finding:
-    pods = f"pods of {'notebooks' if cluster.hub else 'jobs'} are"
+    pods = f"pods of {'notebooks' if cluster.as_hub else 'jobs'} are"
     what = f"Not checked whether {pods} admitted" if severity == "note" else f"{pods.capitalize()} refused"
     remedies = (remedy for words, remedy in REMEDIES.items() if re.search(words, message))
     return Finding(
@@ -189,7 +189,7 @@ def _notebook_pod(cluster: ClusterAccess, profile: Profile) -> Object:
 
 async def check_claim_templates(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return the profiles whose pods would not get their GPUs by the claims of their pod templates (DRA)."""
-    if cluster.document is None or cluster.hub:
+    if cluster.document is None or cluster.as_hub:
         return []
     spaces = {"job": cluster.jobs_namespace}
     if cluster.client.connection.token_file is not None:  # in a pod, beside those of notebooks

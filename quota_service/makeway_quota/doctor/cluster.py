@@ -23,7 +23,8 @@ class ClusterAccess:
     document: Document | None
     """None where there is no policy yet"""
     clock: Callable[[], float]
-    hub: bool = False
+    as_hub: bool = False
+    """Whether the account is the Hub's, which creates notebooks, and not the service's"""
     unread: set[str] = field(default_factory=set)
     """The resources that the account may not read, for which checks are left out"""
     _nodes: list[ClusterNode] | None = field(default=None)
@@ -36,7 +37,7 @@ class ClusterAccess:
     @property
     def work_namespace(self) -> str:
         """The namespace of the pods that the account creates: notebooks for the Hub, else jobs."""
-        return self.client.connection.namespace if self.hub else self.jobs_namespace
+        return self.client.connection.namespace if self.as_hub else self.jobs_namespace
 
     @property
     def selectors(self) -> tuple[NodeSelector, ...]:

@@ -10,7 +10,7 @@ from .findings import Finding
 
 async def check_pull_secrets(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return a finding if the account of jobs, or a login for its images, is missing; none where it may not be read."""
-    if cluster.hub:
+    if cluster.as_hub:
         return []
     namespace, name = cluster.jobs_namespace, cluster.settings.service_account or "default"
     account = await cluster.existing(f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}")

@@ -34,7 +34,7 @@ from .findings import Finding
 
 async def check_nodes(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return what keeps nodes from their pools, and jobs from nodes."""
-    if cluster.hub:  # it makes pods, and need not see nodes
+    if cluster.as_hub:  # it makes pods, and need not see nodes
         return []
     chosen = cluster.selectors
     if cluster.document is None:

@@ -59,7 +59,7 @@ HUB = (
 
 async def check_rights(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return one finding for each resource on which a verb is not allowed."""
-    if cluster.hub:
+    if cluster.as_hub:
         wanted = list(HUB)
     else:
         wanted = [*SERVICE, *([HOMES] if cluster.settings.home_claim else [])]

@@ -44,7 +44,7 @@ async def check_server(cluster: ClusterAccess) -> Iterable[Finding]:
 
 async def check_following(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return the lists whose changes are not reported, though the account may watch them; rights are checked apart."""
-    if cluster.hub:
+    if cluster.as_hub:
         return []
     jobs = f"/api/v1/namespaces/{cluster.jobs_namespace}/pods"
     watched = {"nodes": "/api/v1/nodes", "pods": "/api/v1/pods", f"pods of {cluster.jobs_namespace}": jobs}

@@ -16,14 +16,14 @@ CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
 
 async def check_volumes(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return what is wrong with the claims of checkpoints."""
-    if cluster.hub:
+    if cluster.as_hub:
         return []
     settings = pod_settings(cluster.settings, cluster.jobs_namespace)
     if not settings.checkpoint_claim:
         return [
             Finding(
                 "warning",
-                "Checkpoints end with their pods, so that a job which makes way begins again.",
+                "Checkpoints end with their pods, so that a job that makes way starts over from its first step.",
                 "checkpoints",
                 "Name a claim in jobs.checkpoints (MAKEWAY_KUBE_CHECKPOINT_CLAIM).",
             )
@@ -59,7 +59,7 @@ async def _unbound(cluster: ClusterAccess, claim: Object, where: str) -> list[Fi
     classes = await cluster.listed(CLASSES)
     if classes is None:
         return []
-    names = {one["metadata"]["name"]: one for one in classes}
+    class_by_name = {one["metadata"]["name"]: one for one in classes}
     if wanted is None and not spec.get("volumeName"):
         return [
             Finding(
@@ -69,16 +69,16 @@ async def _unbound(cluster: ClusterAccess, claim: Object, where: str) -> list[Fi
                 "Name one in jobs.checkpoints.storageClass, or mark one as the default.",
             )
         ]
-    if wanted and wanted not in names:
+    if wanted and wanted not in class_by_name:
         return [
             Finding(
                 "error",
                 f"The claim {name} waits for the StorageClass {wanted}, which does not exist.",
                 where,
-                f"Create that class, or name one of those that exist: {', '.join(sorted(names)) or 'none'}.",
+                f"Create that class, or name one of those that exist: {', '.join(sorted(class_by_name)) or 'none'}.",
             )
         ]
-    if names.get(wanted, {}).get("volumeBindingMode") == "WaitForFirstConsumer":
+    if class_by_name.get(wanted, {}).get("volumeBindingMode") == "WaitForFirstConsumer":
         return []
     return [
         Finding(

@@ -110,7 +110,7 @@ class FileNode(Table):
 
     @classmethod
     def of(cls, *values: object, **computed: Any) -> Self:
-        """Return the table of a node, likewise."""
+        """Return the table of a node, its foreign use as a table of its own."""
         foreign = {key: getattr(values[0], f"foreign_{key}") for key in FileForeign.model_fields}
         return super().of(*values, foreign=FileForeign.of(**foreign), **computed)
 
@@ -189,8 +189,8 @@ class FileWorkload(Table):
     avoid: Many[Name] = ()
 
 
-class FileTable(Table):
-    """The file."""
+class SnapshotTable(Table):
+    """A whole snapshot file."""
 
     record = Snapshot
 

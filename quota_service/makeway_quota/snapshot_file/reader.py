@@ -10,7 +10,7 @@ from ..engine import Snapshot
 from ..policy.issues import Issue, Loc, Problem, did_you_mean, in_order, place, quote
 from ..policy.source import UnreadableDocument, parse
 from ..policy.tables import Table, explain
-from .models import FileTable
+from .models import SnapshotTable
 
 
 class SnapshotError(ValueError):
@@ -29,16 +29,16 @@ def read_snapshot(text: str, file: str = "snapshot") -> Snapshot:
     except UnreadableDocument as error:
         raise SnapshotError(error.issues(file)) from None
     try:
-        table = FileTable.model_validate(source.value)
+        table = SnapshotTable.model_validate(source.value)
         problems = list(_inconsistencies(table))
     except ValidationError as invalid:
-        problems = explain(FileTable, invalid)
+        problems = explain(SnapshotTable, invalid)
     if problems:
         raise SnapshotError(in_order(Issue(file, source.line(loc), place(loc), message) for loc, message in problems))
     return table.as_value(Snapshot)
 
 
-def _inconsistencies(table: FileTable) -> Iterator[Problem]:
+def _inconsistencies(table: SnapshotTable) -> Iterator[Problem]:
     """Yield names that occur twice or do not exist."""
     pools = {pool.name for pool in table.pools}
     policies = {policy.name for policy in table.policies}
@@ -55,7 +55,7 @@ def _inconsistencies(table: FileTable) -> Iterator[Problem]:
         yield from _missing(("policies", at, "parent"), [policy.parent] if policy.parent else [], policies)
 
 
-def _one_pool_twice(table: FileTable) -> Iterator[Problem]:
+def _one_pool_twice(table: SnapshotTable) -> Iterator[Problem]:
     """Yield nodes that are in the same pool as another one of their host, which would count its devices twice."""
     seen: set[tuple[str, str]] = set()
     for at, node in enumerate(table.nodes):

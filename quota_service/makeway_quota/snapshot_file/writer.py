@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from ..engine import Snapshot
-from .models import FileTable
+from .models import SnapshotTable
 
 DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
@@ -23,4 +23,4 @@ def write_snapshot(snapshot: Snapshot, format: str = "yaml") -> str:
 
 def snapshot_as_document(snapshot: Snapshot) -> dict[str, Any]:
     """Return a snapshot as the document that `read_snapshot` reads; what has its default is left out."""
-    return FileTable.of(snapshot, version=1).written()
+    return SnapshotTable.of(snapshot, version=1).written()
