@@ -69,7 +69,7 @@ async def _window(service: Application) -> tuple[float, dict[int, float]]:
     """End jobs for a while; return the processor's share in percent, and the time of each end by its event's id."""
     backend = service.components.backend
     assert isinstance(backend, MemoryBackend)
-    watched = (await service.components.world.watched()).values()
+    watched = (await service.components.world.holding()).values()
     rows = [row.id for row in watched if row.state == "running"]
     newest = await service.services.feed.newest()
     began, used, ended = time.monotonic(), time.process_time(), dict[str, float]()

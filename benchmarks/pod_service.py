@@ -104,7 +104,7 @@ async def _answer(service: Application, seconds: list[float], client: ApiClient)
 async def _launch(service: Application) -> None:
     """Claim each attempt that is starting, and report that it runs, as its launcher would."""
     channel, attempts = service.components.channel, service.services.attempts
-    for id, row in (await service.components.world.watched()).items():
+    for id, row in (await service.components.world.holding()).items():
         if row.kind == "job" and row.state == "starting":
             key = (id, row.attempt, 0)
             token = channel.tokens.token(key)

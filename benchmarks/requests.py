@@ -69,7 +69,7 @@ async def decided(service: Application, running: int) -> None:
 
 async def touch(service: Application) -> None:
     """Change one running job, as a checkpoint does, so that no answer of before is still valid."""
-    row = next(row for row in (await service.components.world.watched()).values() if row.state == "running")
+    row = next(row for row in (await service.components.world.holding()).values() if row.state == "running")
     change = Change(row.id, {"checkpoint_step": (row.checkpoint_step or 0) + 1})
     await asyncio.to_thread(service.components.store.commit, [change], now=service.components.clock())
 

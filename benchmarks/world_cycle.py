@@ -86,13 +86,13 @@ class _Cycle:
         world, self.now = self.world, self.now + 1
         world.observe(await self.backend.observe(world.since))
         rows = await world.rows()
-        result = reconcile(rows, world.work_queue.observation(self.now), now=self.now, max_infra_failures=3)
+        result = reconcile(rows, world.pending_changes.observation(self.now), now=self.now, max_infra_failures=3)
         plan = await self.planner.plan(rows, self.now)
         change_set_of(plan, rows, now=self.now, lease_seconds=15.0, reasons=self.reasons)
-        world.work_queue.expected(self.now)
-        world.work_queue.rows()
-        world.work_queue.observation(self.now)
-        world.work_queue.done()
+        world.pending_changes.not_to_start(self.now)
+        world.pending_changes.rows()
+        world.pending_changes.observation(self.now)
+        world.pending_changes.end_cycle()
         assert not result.changes, "what is reported is what is in the rows"
 
 

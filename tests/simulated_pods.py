@@ -386,7 +386,7 @@ class SimulatedBackend(KubernetesBackend):
         self._clock = lambda: cluster.now
         self.cluster = cluster
 
-    def identify(self, database: str) -> None:
+    def act_for_database(self, database: str) -> None:
         """Nothing else acts on the cluster."""
 
     def connect(self, channel: Any) -> None:

@@ -117,13 +117,13 @@ class Application:
                 held.append(await asyncio.to_thread(take_installation, store, settings.state_dir))
             await asyncio.to_thread(check_jobs_are_here, rows, backend, settings.state_dir)
             placed = {(row.id, row.attempt): name for row in rows if (name := backend_of(row))}
-            backend.follow_placements(lambda id, attempt: placed.get((id, attempt), ""))
+            backend.use_backend_lookup(lambda id, attempt: placed.get((id, attempt), ""))
             components = await _components(settings, store, backend, leader, hub, clock, monotonic)
             world = components.world
-            backend.follow_placements(
+            backend.use_backend_lookup(
                 lambda id, attempt: world.backend_of_attempt(id, attempt) or placed.get((id, attempt), "")
             )
-            backend.read_placements(partial(ended_placements, store))
+            backend.use_ended_backend_lookup(partial(ended_placements, store))
         except BaseException:
             if leader is not None:
                 await leader.close()
@@ -273,7 +273,7 @@ async def _components(
                 "the service: set MAKEWAY_TICKET_SECRET."
             )
         backend.connect(channel)
-        backend.identify(await asyncio.to_thread(store.identity))
+        backend.act_for_database(await asyncio.to_thread(store.identity))
     machines = await _machines(store, backend, secret, clock)
     await backend.open()
     seen = await backend.observe()
@@ -319,7 +319,7 @@ async def _machines(store: Store, backend: Backend, secret: bytes, clock: Callab
 
 async def world_now(settings: ServiceSettings, store: Store, backend: Backend, now: float) -> World:
     """Return the world as it is at the moment, without starting or adopting anything."""
-    backend.guard(lambda: False)
+    backend.fence_with(lambda: False)
     secret = os.urandom(32)
     backend.connect(WorkerChannel(store, AttemptTokens(secret)))
     await _machines(store, backend, secret, time.time)

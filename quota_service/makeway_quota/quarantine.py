@@ -1,4 +1,4 @@
-"""Set aside what a step cannot deal with, so that the service goes on with everything else.
+"""Quarantine what a step cannot deal with, so that the service goes on with everything else.
 
 Each step of the cycle, of a backend's observation and of the retention handles its objects one by one inside of
 `guard`, or by `sort_out`, which finds the faulty ones of a batch. What fails is quarantined: that step leaves it alone
@@ -41,7 +41,7 @@ cycle, or of the retention, that fails by itself, or with something that it does
 FIRST_DELAY, MAX_DELAY = 2.0, 120.0
 """Seconds until something is tried again, which double from try to try"""
 FORGOTTEN_AFTER = 60.0
-"""Seconds after which something that no step tried again when it was due is no longer set aside"""
+"""Seconds after which something that no step tried again when it was due is no longer quarantined"""
 MAX_NAMED = 5
 """Entries that a sentence names"""
 MAX_REASON = 200
@@ -92,7 +92,7 @@ class Quarantined:
 
 
 class Quarantine:
-    """What is set aside, by step, kind and name. Used by one event loop."""
+    """What is quarantined, by step, kind and name. Used by one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -101,12 +101,12 @@ class Quarantine:
 
     @property
     def size(self) -> int:
-        """Return how many workloads, nodes and others are set aside, each counted once."""
+        """Return how many workloads, nodes and others are quarantined, each counted once."""
         return len({(kind, name) for _, kind, name in self._entries})
 
     @property
     def entries(self) -> list[Quarantined]:
-        """Return what is set aside, sorted by kind and name."""
+        """Return what is quarantined, sorted by kind and name."""
         return sorted(self._entries.values(), key=lambda entry: (entry.kind, entry.name, entry.step))
 
     def rests(self, step: str, kind: Kind, name: str) -> bool:
@@ -121,7 +121,7 @@ class Quarantine:
         return {name for result, of, name in self._entries if (result, of) == (step, kind)}
 
     def all(self, kind: Kind) -> set[str]:
-        """Return everything of a kind that any step has set aside."""
+        """Return everything of a kind that any step has quarantined."""
         return {name for _, of, name in self._entries if of == kind}
 
     def resting(self, steps: Collection[str], kind: Kind) -> set[str]:
@@ -138,22 +138,22 @@ class Quarantine:
         return min((item.again_at - now for item in self._entries.values() if item.again_at > now), default=None)
 
     def failed(self, step: str, kind: Kind, name: str, error: Exception, every: float = 0.0) -> Quarantined:
-        """Set something aside because of an error, for `every` seconds at least.
+        """Quarantine something because of an error, for `every` seconds at least.
 
         StoreError and the like, which concern everything, are raised.
         """
         if concerns_all(error):
             raise error
-        return self.set_aside(step, kind, name, error, every)
+        return self.add(step, kind, name, error, every)
 
-    def set_aside(self, step: str, kind: Kind, name: str, error: Exception, every: float = 0.0) -> Quarantined:
-        """Set something aside as `failed` does, whatever the error: it is known to concern nothing else."""
+    def add(self, step: str, kind: Kind, name: str, error: Exception, every: float = 0.0) -> Quarantined:
+        """Quarantine something as `failed` does, whatever the error: it is known to concern nothing else."""
         known = self._entries.get((step, kind, name))
         tries = 1 if known is None else known.tries + 1
         since = self._wall() if known is None else known.since
         reason = reason_of(error)
         if known is None or known.reason != reason:
-            log.error("The %s %s is set aside: %s failed", kind, name, step, exc_info=error)
+            log.error("The %s %s is quarantined: %s failed", kind, name, step, exc_info=error)
         delay = max(every, min(MAX_DELAY, FIRST_DELAY * 2.0 ** min(tries - 1, 10)))
         entry = Quarantined(step, kind, name, type(error).__name__, reason, tries, since, self._clock() + delay)
         self._entries[step, kind, name] = entry
@@ -162,7 +162,7 @@ class Quarantine:
     def passed(self, step: str, kind: Kind, name: str) -> None:
         """End the quarantine of something that a step has dealt with."""
         if self._entries and self._entries.pop((step, kind, name), None) is not None:
-            log.info("The %s %s is no longer set aside: %s went through", kind, name, step)
+            log.info("The %s %s is no longer quarantined: %s went through", kind, name, step)
 
     def keep(self, kind: Kind, exists: Callable[[str], bool]) -> None:
         """Forget what is not there any more."""
@@ -178,7 +178,7 @@ class Quarantine:
 
     @contextmanager
     def guard(self, step: str, kind: Kind, name: str) -> Iterator[None]:
-        """Set something aside if the block fails; end its quarantine if it does not."""
+        """Quarantine something if the block fails; end its quarantine if it does not."""
         try:
             yield
         except Exception as error:
@@ -193,7 +193,7 @@ class Quarantine:
             yield
 
     def sort_out(self, step: str, kind: Kind, names: Sequence[str], work: Callable[[Sequence[str]], object]) -> None:
-        """Do something for all names together; where that fails, set those aside without which it does not.
+        """Do something for all names together; where that fails, quarantine those without which it does not.
 
         `work` must have no effect where it fails, or one that may be repeated.
         """
@@ -214,7 +214,7 @@ class Quarantine:
                 self.passed(step, kind, name)
 
     def sentence(self, *, named: bool) -> str | None:
-        """Return what is set aside, `named` with names and reasons; None if nothing is."""
+        """Return what is quarantined, `named` with names and reasons; None if nothing is."""
         if not self._entries:
             return None
         things: dict[Kind, set[str]] = {}

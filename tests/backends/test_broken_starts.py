@@ -78,7 +78,7 @@ class Replica(Backend):
         self.listen()
         seen = (await self.observe()).attempts
         assert {one.phase for one in seen} <= {Phase.STARTING}
-        return {one.workload for one in seen if one.unfinished}
+        return {one.workload for one in seen if one.start_broke_off}
 
     async def start_again(self) -> None:
         """Order what is unfinished until nothing is, as the loop does."""
@@ -344,7 +344,7 @@ async def test_a_replica_that_leads_no_more_keeps_no_tokens(stored: Stored, repl
     replica.server.answer = dies_at("secrets")
     await start_all(replica, *JOBS)
     assert replica._tokens._of
-    replica.guard(lambda: False)
+    replica.fence_with(lambda: False)
     await replica.observe()
     assert not replica._tokens._of
 

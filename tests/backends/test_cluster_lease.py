@@ -313,8 +313,8 @@ async def backends(tmp_path: Path) -> AsyncIterator[tuple[Backend, Backend]]:
         server.lists["/api/v1/nodes"] = [node("n0")]
         server.lists[PODS] = [pod("fit")]
         backend = Backend(server, open_store(f"sqlite:///{tmp_path / holder}.sqlite"))
-        backend.identify(holder)
-        backend.guard(lambda: True)
+        backend.act_for_database(holder)
+        backend.fence_with(lambda: True)
         await backend.open()
         made.append(backend)
     yield made[0], made[1]
@@ -360,8 +360,8 @@ async def test_a_service_that_begins_while_leases_do_not_answer_acts_once_they_d
             return await super().get(path, query)
 
     backend = Backend(Hanging({}), open_store(f"sqlite:///{tmp_path / 'db.sqlite'}"))
-    backend.identify("here")
-    backend.guard(lambda: True)
+    backend.act_for_database("here")
+    backend.fence_with(lambda: True)
     try:
         await backend.open()
         assert backend.lease is not None

@@ -95,7 +95,7 @@ async def test_a_job_of_a_dead_node_is_lost_after_its_own_time(nodes: Nodes) -> 
     assert await nodes.passes(SECONDS - 2) is Phase.RUNNING
     assert await nodes.passes(4) is Phase.LOST
     seen = await nodes.look()
-    assert (seen.node_lost, seen.restarted, seen.worker) == (True, False, 1)
+    assert (seen.node_lost, seen.node_returned, seen.worker) == (True, False, 1)
     assert seen.message == "its node n1 is down, and worker 1 was not heard of for 1 min 40 s"
     nodes.set_ready("n1", True)
     nodes.silent_since = {}

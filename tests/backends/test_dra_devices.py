@@ -483,7 +483,7 @@ def test_a_change_of_a_claim_or_slice_concerns_the_nodes_of_its_devices_only() -
     assert index.set_classes([]) == {"n2", "n3"}
 
 
-async def test_devices_that_cannot_be_counted_are_set_aside_and_nodes_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_devices_that_cannot_be_counted_are_quarantined_and_nodes_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise RuntimeError("odd")
 

@@ -203,11 +203,11 @@ async def test_without_the_right_pods_wait_as_before_and_it_is_seldom_asked(
 
 
 async def test_a_follower_reads_nothing_and_an_api_server_that_is_silent_fails_nothing(backend: Backend) -> None:
-    backend.guard(lambda: False)
+    backend.fence_with(lambda: False)
     backend.hear("ADDED", mounting("j1"))
     await read(backend)
     assert server_of(backend).queries == []
-    backend.guard(lambda: True)
+    backend.fence_with(lambda: True)
 
     def silent(method: str, path: str) -> None:
         raise ApiUnreachable("the Kubernetes API server does not answer")

@@ -162,7 +162,7 @@ async def test_a_pod_that_is_gone_gets_the_event_of_its_loss(backend: Backend) -
 
 
 async def test_a_replica_that_leads_no_more_posts_nothing(backend: Backend) -> None:
-    backend.guard(lambda: False)
+    backend.fence_with(lambda: False)
     backend.publish_event(("j1", 1), "lost", "fit was lost.")
     await idle(backend._events)
     assert f"POST {EVENTS}" not in backend.server.asked

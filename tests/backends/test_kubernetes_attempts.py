@@ -111,7 +111,7 @@ async def _note(closed: list[str]) -> None:
 
 async def test_a_follower_does_not_keep_what_only_the_leader_forgets(backend: Backend) -> None:
     leads = False
-    backend.guard(lambda: leads)
+    backend.fence_with(lambda: leads)
     for number in range(20):
         backend.hear("ADDED", pod(f"j{number}"))
         backend.hear("DELETED", pod(f"j{number}", "Succeeded"))
@@ -187,11 +187,11 @@ async def test_a_start_that_broke_off_is_ordered_again(backend: Backend, refusal
     await backend.undone("j1")
     assert any(asked.startswith(f"GET {PODS}/") for asked in backend.server.asked), "half of it would hold a quota"
     backend.hear("ADDED", pod("j1", "Pending"))
-    assert (await backend.seen("j1")).unfinished
+    assert (await backend.seen("j1")).start_broke_off
     backend.hear("DELETED", pod("j1", "Pending"))
     for _ in range(3):
         seen = await backend.seen("j1")
-        assert (seen.phase, seen.unfinished) == (Phase.STARTING, True), "that its pod was deleted is no loss"
+        assert (seen.phase, seen.start_broke_off) == (Phase.STARTING, True), "that its pod was deleted is no loss"
         backend.now += REPORT_GRACE
     backend.server.answer = lambda method, path: None
     backend.server.asked.clear()
@@ -199,7 +199,7 @@ async def test_a_start_that_broke_off_is_ordered_again(backend: Backend, refusal
     assert f"POST {PODS}" in backend.server.asked, "its pod was deleted"
     assert backend.server.asked[-1].endswith("/secrets"), "no launcher runs before the rest is there"
     seen = await backend.seen("j1")
-    assert (seen.phase, seen.unfinished) == (Phase.STARTING, False), "before its pod is listed"
+    assert (seen.phase, seen.start_broke_off) == (Phase.STARTING, False), "before its pod is listed"
     backend.hear("ADDED", pod("j1"))
     backend.hear("DELETED", pod("j1"))
     await backend.observe()
@@ -216,7 +216,7 @@ async def test_a_start_that_broke_off_is_unfinished_until_its_workers_report_or_
     for job in ("j1", "j2"):
         backend.hear("ADDED", pod(job))
     backend.now += 3600.0
-    assert {seen.workload for seen in (await backend.observe()).attempts if seen.unfinished} == {"j1", "j2", "j3"}
+    assert {seen.workload for seen in (await backend.observe()).attempts if seen.start_broke_off} == {"j1", "j2", "j3"}
     backend.report("j2", WorkerStatus(started_at=10.0))
     assert (await backend.seen("j2")).phase is Phase.RUNNING, "it started all the same"
     backend.server.answer = lambda method, path: None
@@ -237,10 +237,10 @@ async def test_pods_that_are_deleted_before_they_run_are_no_loss(backend: Backen
         backend.hear("DELETED", pod("j1", "Pending", worker=worker, of=2))
     for _ in range(3):
         seen = await backend.seen("j1")
-        assert (seen.phase, seen.unfinished) == (Phase.STARTING, True)
+        assert (seen.phase, seen.start_broke_off) == (Phase.STARTING, True)
         backend.now += REPORT_GRACE
     await backend.start(order("j1"))
-    assert not (await backend.seen("j1")).unfinished
+    assert not (await backend.seen("j1")).start_broke_off
     backend.hear("ADDED", pod("j1"))
     backend.report("j1", WorkerStatus(started_at=10.0))
     await backend.observe()
@@ -258,7 +258,7 @@ async def test_a_job_ends_whose_pods_are_deleted_before_they_run(backend: Backen
     if not listed:  # by others
         for job in ("killed", "noticed"):
             backend.hear("DELETED", pod(job, "Pending"))
-        assert (await backend.seen("killed")).unfinished
+        assert (await backend.seen("killed")).start_broke_off
     await backend.kill("killed", 1)
     await backend.notice("noticed", 1, Notice("reclaim", 0.0, 30.0, "evict", "devops", "bo"))
     backend.now += (30.0 + REPORT_GRACE) if listed else 0.0
@@ -267,7 +267,7 @@ async def test_a_job_ends_whose_pods_are_deleted_before_they_run(backend: Backen
         assert f"DELETE {PODS}/makeway-{job}-1-0" in backend.server.asked
         backend.hear("DELETED", pod(job, "Pending"))
     assert await backend.phases() == {"killed": Phase.EXITED, "noticed": Phase.EXITED}
-    backend.restart()
+    backend.begin_term()
     await backend.kill("killed", 1)
     await backend.observe()
     assert (await backend.phases())["killed"] is Phase.EXITED, "in a new term, too"
@@ -283,7 +283,7 @@ async def test_pods_that_others_delete_again_and_again_are_made_a_few_times(back
     for _ in range(MAX_RECREATIONS):
         backend.hear("ADDED", pod("j1", "Pending"))
         backend.hear("DELETED", pod("j1", "Pending"))
-        assert (await backend.seen("j1")).unfinished
+        assert (await backend.seen("j1")).start_broke_off
         await backend.start(order("j1"))
         await backend.observe()
     backend.hear("ADDED", pod("j1", "Pending"))
@@ -291,7 +291,8 @@ async def test_pods_that_others_delete_again_and_again_are_made_a_few_times(back
     await backend.observe()
     backend.now += REPORT_GRACE
     seen = await backend.seen("j1")
-    assert (seen.phase, seen.unfinished, seen.never_ran) == (Phase.LOST, False, True), "the job waits, and is no loss"
+    assert (seen.phase, seen.start_broke_off) == (Phase.LOST, False)
+    assert seen.never_ran, "the job waits, and is no loss"
     await backend.forget("j1", 1)
     await backend.observe()
     assert backend.attempt_pods.attempt(("j1", 1)) == PodAttempt(), "nothing of it is left"
@@ -301,10 +302,10 @@ async def test_a_follower_does_not_remember_how_often_it_made_pods_again(backend
     """The next leader forgets the attempt, of which a follower does not hear."""
     backend.hear("ADDED", pod("j1", "Pending"))
     backend.hear("DELETED", pod("j1", "Pending"))
-    assert (await backend.seen("j1")).unfinished
+    assert (await backend.seen("j1")).start_broke_off
     await backend.start(order("j1"))
     assert backend.attempt_pods.attempt(("j1", 1)).recreations == 1
-    backend.guard(lambda: False)
+    backend.fence_with(lambda: False)
     await backend.observe()
     assert backend.attempt_pods.attempt(("j1", 1)).recreations == 0
 
@@ -340,7 +341,7 @@ async def test_an_order_that_takes_too_long_is_given_again_later_and_does_not_be
     there = pod("j1", "Pending", of=2)
     there["spec"] |= created[0]["spec"]
     backend.hear("ADDED", there)
-    assert (await backend.seen("j1")).unfinished
+    assert (await backend.seen("j1")).start_broke_off
     backend.now += AWAY_SECONDS
     hangs.set()
     backend.server.asked.clear()
@@ -451,7 +452,7 @@ async def test_a_gang_that_loses_a_pod_before_it_runs_is_started_anew(backend: B
     for _ in range(2):
         seen = await backend.seen("j1")
         backend.now += LIMITS["incomplete"]
-    assert (seen.phase, seen.unfinished) == (Phase.STARTING, True)
+    assert (seen.phase, seen.start_broke_off) == (Phase.STARTING, True)
 
 
 async def test_a_killed_worker_is_explained_by_the_end_of_its_pod(backend: Backend) -> None:
@@ -691,7 +692,7 @@ async def test_a_worker_of_a_gang_without_its_token_is_noticed_while_another_pul
     for _ in range(2):
         seen = await backend.seen("j1")
         backend.now += LIMITS["token"]
-    assert (seen.phase, seen.unfinished) == (Phase.STARTING, True)
+    assert (seen.phase, seen.start_broke_off) == (Phase.STARTING, True)
 
 
 async def test_the_clock_of_a_gang_goes_on_between_two_tries_to_pull_an_image(backend: Backend) -> None:

@@ -86,7 +86,7 @@ async def test_a_replica_that_leads_no_more_leaves_the_pods_of_a_refused_start_t
     backend: Backend,
 ) -> None:
     server, leads = slow(backend), True
-    backend.guard(lambda: leads)
+    backend.fence_with(lambda: leads)
     server.answer = no_secrets
     with pytest.raises(BackendUnavailable):
         await backend.start(order("j1"))
@@ -168,7 +168,7 @@ async def test_requests_end_with_who_waits_for_them() -> None:
 
 async def test_what_an_earlier_term_deletes_is_not_deleted_in_a_later_one(backend: Backend) -> None:
     server, leads = slow(backend), True
-    backend.guard(lambda: leads)
+    backend.fence_with(lambda: leads)
     server.answer = no_secrets
     with pytest.raises(BackendUnavailable, match="etcd is down"):
         await backend.start(order("j1", workers=3))
@@ -176,7 +176,7 @@ async def test_what_an_earlier_term_deletes_is_not_deleted_in_a_later_one(backen
     leads = False
     await backend.observe()
     leads = True
-    backend.restart()
+    backend.begin_term()
     server.open.set()
     await backend.undone("j1")
     assert server.deleted() == [], "they may be the pods of the leader between"

@@ -259,7 +259,7 @@ async def test_a_notice_that_is_not_followed_ends_when_the_agent_has_ended_it(fl
     fleet.now += 30.0 + REPORT_GRACE
     fleet.cloud.on[KEY] = fleet.cloud.on[KEY]._replace(wanted=False)
     assert (await fleet.seen()).phase is Phase.STOPPING, "its agent still runs it"
-    tries = fleet.end_tries("j1")
+    tries = fleet.termination_progress("j1")
     assert tries is not None
     assert tries.targets == ("worker 0 of attempt 1 on m-1",)
     fleet.hosts_say()

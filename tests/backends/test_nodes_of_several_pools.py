@@ -180,7 +180,7 @@ async def test_nodes_lists_a_node_in_each_of_its_pools() -> None:
 
 
 def test_an_assignment_without_parts_is_as_before() -> None:
-    (shown,) = PoolAssignment({"n0": (NodeStatus("n0", "whole", (0, 1), counted=True),)}).as_nodes("n0", ())
+    (shown,) = PoolAssignment({"n0": (NodeStatus("n0", "whole", (0, 1), anonymous_devices=True),)}).as_nodes("n0", ())
     assert (shown.name, shown.host, shown.first_device) == ("n0", "", 0)
 
 

@@ -33,7 +33,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Backend]:
     store, server = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}"), ApiServer()
     server.lists["/api/v1/nodes"] = [node(name) for name in ("n0", "n1")]
     made = Backend(server, store)
-    made.set_aside_in(Quarantine(lambda: made.now))
+    made.quarantine_in(Quarantine(lambda: made.now))
     await made.open()
     for job in ("bad", "good"):
         store.add_workload(NewWorkload(job, kind="job", team="rnd", profile="gpu1", owner="ana", gpus=1000), now=1.0)

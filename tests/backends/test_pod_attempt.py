@@ -105,11 +105,11 @@ def test_pods_that_others_delete_are_made_again_only_where_nothing_of_them_ran(
     after = step(before, [], reports, LATER, CLUSTER)
     assert after.hosts is not None
     if phase is P.BROKEN_OFF and not reports:
-        assert after.hosts.unfinished, "its start has to be repeated anyway"
+        assert after.hosts.start_broke_off, "its start has to be repeated anyway"
     else:
         assert after.phase is P.DELETED
-        assert after.hosts.unfinished is (anew and recreations < MAX_RECREATIONS)
-        assert after.hosts.present is after.hosts.unfinished
+        assert after.hosts.start_broke_off is (anew and recreations < MAX_RECREATIONS)
+        assert after.hosts.present is after.hosts.start_broke_off
 
 
 def pods_of_a_gang() -> st.SearchStrategy[list[JobPod]]:
@@ -152,14 +152,14 @@ def test_a_step_is_complete_and_changes_nothing_twice(
     assert (machines is None) is (after.phase in (P.UNSEEN, P.FORGOTTEN))
     if machines is None:
         return
-    assert not (machines.unfinished and reports), "what reports is not started a second time"
+    assert not (machines.start_broke_off and reports), "what reports is not started a second time"
     assert bool(machines.waiting_reason) is (after.phase in (P.WAITING, P.UNRECOVERABLE))
     if pods and after.phase is not P.BROKEN_OFF:
         assert bool(after.waits_for) is (after.phase in (P.WAITING, P.UNRECOVERABLE, P.EXPIRED))
     if after.phase in (P.EXPIRED, P.PARTLY_ENDED, P.ENDED):
         assert not machines.present
     if after.phase in (P.BROKEN_OFF, P.UNRECOVERABLE):
-        assert machines.unfinished
+        assert machines.start_broke_off
     if after.phase in (P.WAITING, P.RUNNING, P.CREATED):
         assert machines.present
-        assert not machines.unfinished
+        assert not machines.start_broke_off

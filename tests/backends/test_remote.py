@@ -295,7 +295,7 @@ async def test_outputs_are_read_whole(cluster: Cluster) -> None:
 
 async def test_a_follower_concludes_nothing_for_good_and_removes_nothing(cluster: Cluster) -> None:
     leads = False
-    cluster.guard(lambda: leads)
+    cluster.fence_with(lambda: leads)
     cluster.report(RUNS)
     await cluster.kill(*KEY)
     cluster.reported.silent_for[0] = LOST_AFTER
@@ -317,7 +317,7 @@ async def test_a_new_term_concludes_anew(cluster: Cluster) -> None:
     assert await phase(cluster) is Phase.LOST
     cluster.reported.silent_for[0] = 0.0
     assert await phase(cluster) is Phase.LOST
-    cluster.restart()
+    cluster.begin_term()
     assert await phase(cluster) is Phase.RUNNING
     cluster.now += 10 * REPORT_GRACE
     assert await phase(cluster) is Phase.RUNNING

@@ -145,7 +145,7 @@ async def test_a_pod_that_is_deleted_after_its_notice_tells_that_its_worker_save
 
 async def test_a_follower_takes_no_ends_from_pods(backend: Backend, store: Store) -> None:
     began(store)
-    backend.guard(lambda: False)
+    backend.fence_with(lambda: False)
     backend.hear("ADDED", pod("j1", "Succeeded", words=words(END)))
     assert (await outcome(backend)).phase is Phase.LOST
 
@@ -175,7 +175,7 @@ async def test_what_a_pod_tells_is_read_once_in_a_term(backend: Backend, store: 
     for _ in range(3):
         await backend.observe()
     assert read[2:] == ["Bus error"], "the other one tells nothing new"
-    backend.restart()
+    backend.begin_term()
     for _ in range(3):
         await backend.observe()
     assert sorted(read[3:]) == ["Bus error", words({})], "in a new term all are read"
@@ -218,7 +218,7 @@ async def test_a_follower_that_becomes_the_leader_reads_what_all_pods_tell(
     began(store)
     backend.hear("ADDED", pod("j1", "Failed", words="Segmentation fault"))
     for leads, times in ((False, 0), (True, 1), (True, 1), (False, 1), (True, 2)):
-        backend.guard(lambda leads=leads: leads)  # type: ignore[misc]
+        backend.fence_with(lambda leads=leads: leads)  # type: ignore[misc]
         await backend.observe()
         assert len(read) == times
 

@@ -219,13 +219,13 @@ async def test_a_gang_of_which_a_process_that_died_made_a_part_is_made_anew(
     monkeypatch.undo()
     await soon(lambda: cluster.api.items(PODS), "its first pod is there")
     async with replica(cluster, tmp_path) as other:
-        await becomes(other, "j-half", "it is unfinished", present=True, unfinished=True)
+        await becomes(other, "j-half", "it is unfinished", present=True, start_broke_off=True)
         with pytest.raises(BackendUnavailable, match="made anew"):
             await other.start(gang)
         await soon(lambda: not cluster.api.items(PODS), "its pod is deleted")
         await soon(lambda: not other._removals.undoing(("j-half", 1)), "and its start may be ordered again")
         await other.start(gang)
-        await becomes(other, "j-half", "both pods run", present=True, unfinished=False, waiting_reason="")
+        await becomes(other, "j-half", "both pods run", present=True, start_broke_off=False, waiting_reason="")
         (secret,) = cluster.api.items(f"{CORE}/secrets", labelSelector=OURS)
         pods = cluster.api.items(PODS)
         assert sorted(secret["data"]) == ["j-half.1.0", "j-half.1.1"]

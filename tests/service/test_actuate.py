@@ -304,7 +304,7 @@ async def test_a_start_that_is_not_possible_now_is_tried_again(tmp_path: Path) -
 
 
 class Unfinished(Faulty):
-    """A backend whose first start of a job breaks off: it reports the attempt, and that it is unfinished."""
+    """A backend whose first start of a job breaks off: it reports the attempt, and that its start broke off."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -315,7 +315,7 @@ class Unfinished(Faulty):
         self.tries += 1
         key = (order.workload, order.attempt)
         if key not in self.attempts:
-            seen = AttemptStatus(*key, Phase.STARTING, unfinished=True)
+            seen = AttemptStatus(*key, Phase.STARTING, start_broke_off=True)
             self.attempts[key] = MemoryAttempt(order, seen)
         elif order.name not in self.broken["start"]:
             del self.attempts[key]

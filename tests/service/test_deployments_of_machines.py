@@ -193,7 +193,7 @@ async def test_a_job_is_told_over_restarts_why_no_machine_comes_for_it(tmp_path:
         await world.run.client("ana").cancel(job.id)
 
 
-async def test_a_document_that_cannot_be_read_is_set_aside_where_the_panel_and_probes_look(tmp_path: Path) -> None:
+async def test_a_document_that_cannot_be_read_is_quarantined_where_the_panel_and_probes_look(tmp_path: Path) -> None:
     async with site(tmp_path) as world:
         world.store.deployments.save("bad", "version: 1\nname: bad\nprovider: moon\n", 0, "root", 1.0)
         quarantine = world.run.service.components.world.quarantine
@@ -201,7 +201,7 @@ async def test_a_document_that_cannot_be_read_is_set_aside_where_the_panel_and_p
         def named() -> bool:
             return "deployment bad" in (quarantine.sentence(named=True) or "")
 
-        await world.run.until(named, "the document is set aside")
+        await world.run.until(named, "the document is quarantined")
         stored = world.store.deployments.read("bad")
         assert stored is not None
         world.store.deployments.delete("bad", stored.version, "root", 2.0)

@@ -59,7 +59,7 @@ def test_an_attempt_is_started_once_then_expected_then_lost() -> None:
     expectations = Expectations(60.0, clock)
     assert expectations.verdict(row(), synced=False, now=20.0) == "wait", "absence means nothing yet"
     assert expectations.verdict(row(), synced=True, now=20.0) == "start"
-    expectations.ordered([KEY])
+    expectations.expect_starts([KEY])
     clock.now += 59.0
     assert expectations.verdict(row(), synced=True, now=20.0) == "wait"
     clock.now += 1.0
@@ -70,7 +70,7 @@ def test_an_attempt_is_started_once_then_expected_then_lost() -> None:
 @pytest.mark.parametrize("state", ["starting", "running", "checkpointing"])
 def test_an_attempt_that_was_seen_once_and_is_gone_is_lost(state: str) -> None:
     expectations = Expectations(60.0, Clock())
-    expectations.ordered([KEY])
+    expectations.expect_starts([KEY])
     expectations.note([AttemptStatus(*KEY, Phase.STARTING)])
     assert expectations.verdict(row(state=state), synced=False, now=20.0) == "wait"
     assert expectations.verdict(row(state=state), synced=True, now=20.0) == "lost"
@@ -101,13 +101,13 @@ def test_a_new_process_knows_from_the_row_what_was_ordered() -> None:
 def test_an_attempt_whose_start_broke_off_has_yet_to_be_seen() -> None:
     expectations = Expectations(60.0, Clock())
     expectations.note([AttemptStatus(*KEY, Phase.STARTING)])
-    expectations.note([AttemptStatus(*KEY, Phase.STARTING, unfinished=True)])
+    expectations.note([AttemptStatus(*KEY, Phase.STARTING, start_broke_off=True)])
     assert expectations.verdict(row(), synced=True, now=20.0) == "start"
 
 
 def test_what_is_over_is_not_remembered() -> None:
     expectations = Expectations(60.0, Clock())
-    expectations.ordered([KEY, ("j-2", 1)])
+    expectations.expect_starts([KEY, ("j-2", 1)])
     expectations.note([AttemptStatus(*KEY, Phase.STARTING), AttemptStatus("j-3", 4, Phase.STARTING)])
     expectations.keep({KEY[0]: row()})
     assert (list(expectations._ordered), expectations._reported) == ([KEY], {KEY})
@@ -294,7 +294,7 @@ def test_a_job_says_why_its_attempt_is_still_starting() -> None:
 def test_the_deadline_of_a_start_begins_again_once_its_backend_answers_again() -> None:
     clock = Clock()
     expectations = Expectations(60.0, clock)
-    expectations.ordered([KEY])
+    expectations.expect_starts([KEY])
     for passed in (50.0, 50.0):
         clock.now += passed
         assert expectations.verdict(row(), synced=False, now=20.0) == "wait"

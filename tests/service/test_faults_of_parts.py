@@ -1,4 +1,4 @@
-"""An error with one lease, notice, server or job in backoff keeps no other from its turn, and is set aside."""
+"""An error with one lease, notice, server or job in backoff keeps no other from its turn, and is quarantined."""
 
 from __future__ import annotations
 

@@ -254,12 +254,12 @@ async def test_a_server_that_does_not_stop_is_reported_once_a_minute(caplog: pyt
             for minutes in range(1, 4):
                 now = 65.0 * minutes
                 await hub.until(hub.count("GET") + 3, "GET")
-        tried = servers.end_tries("s-1", 1000.0)
+        tried = servers.termination_progress("s-1", 1000.0)
         assert tried is not None
         assert (tried.targets, tried.tries) == (("server “default” of ana",), 4), "once, and again each minute"
         assert (tried.next_at, tried.problem) == (1030.0, "the Hub still lists it")
         servers.stop({})
-        assert servers.end_tries("s-1", 1000.0) is None
+        assert servers.termination_progress("s-1", 1000.0) is None
         await servers.close()
     assert caplog.messages[0] == (
         "The server “default” of ana was asked to stop 1 min 5 s ago and has not stopped: the Hub still lists it. "

@@ -58,7 +58,7 @@ async def leader(store: Store) -> AsyncIterator[Leader]:
 async def test_a_started_attempt_is_not_started_again_in_the_same_cycle(store: Store, leader: Leader) -> None:
     backend = MemoryBackend([NODE])
     orders, seen, started_now = Actuator(store, backend, leader), await backend.observe(), Started()
-    orders.restart(leader.check())
+    orders.begin_term(leader.check())
     starting, waits = row("j-00000001", "starting"), row("j-00000002")
     await orders.begin([starting, waits], 2.0, started_now)
     assert list(backend.attempts) == [(starting.id, 1)], "a pending job is not started"
@@ -74,7 +74,7 @@ async def test_a_cancelled_job_is_not_started_and_a_failed_start_is_recorded(sto
     backend = MemoryBackend([NODE])
     backend.refusals["j-00000002"] = "No such image."
     orders, seen, started_now = Actuator(store, backend, leader), await backend.observe(), Started()
-    orders.restart(leader.check())
+    orders.begin_term(leader.check())
     cancelled = row("j-00000001", "starting")._replace(cancel_requested=True)
     refused = row("j-00000002", "starting")
     await orders.begin([cancelled, refused], 2.0, started_now)
@@ -109,7 +109,7 @@ class Slow(MemoryBackend):
 async def test_a_backend_elsewhere_starts_some_attempts_at_the_same_time(store: Store, leader: Leader) -> None:
     backend, started = Slow(), Started()
     orders = Actuator(store, backend, leader)
-    orders.restart(leader.check())
+    orders.begin_term(leader.check())
     rows = [row(f"j-{number:08d}", "starting") for number in range(2 * AT_ONCE + 3)]
     refused, later = rows[1].id, rows[AT_ONCE].id
     backend.errors = {refused: BackendError("No such image."), later: BackendUnavailable("It does not answer.")}
@@ -125,7 +125,7 @@ async def test_a_backend_elsewhere_starts_some_attempts_at_the_same_time(store: 
 async def test_a_replica_that_leads_no_more_starts_no_further_attempts(store: Store, leader: Leader) -> None:
     backend, started = Slow(), Started()
     orders = Actuator(store, backend, leader)
-    orders.restart(leader.check())
+    orders.begin_term(leader.check())
     rows = [row(f"j-{number:08d}", "starting") for number in range(2 * AT_ONCE)]
     backend.errors = {rows[2].id: NotLeading("for the test")}
     with pytest.raises(NotLeading, match="for the test"):

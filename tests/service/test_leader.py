@@ -215,7 +215,7 @@ async def test_no_order_of_any_kind_leaves_a_replica_that_does_not_lead(tmp_path
     actuator = Actuator(store, backend, leader)
     starting, noticed, cancelled, over = (row(n, s) for n, s in enumerate(("starting", "running", "running", "failed")))
     assert await leader.acquire()
-    actuator.restart(leader.check())
+    actuator.begin_term(leader.check())
     for item in (starting, noticed, cancelled, over):
         await actuator.begin([item._replace(state="starting")], 1.0, Started())
     backend.finish(over.id, 1)
@@ -246,7 +246,7 @@ async def test_no_order_of_any_kind_leaves_a_replica_that_does_not_lead(tmp_path
         await actuator.begin([row(6, "starting")], 2.0, Started())  # a cycle of the term before
     assert not actuator.may_act()
     assert backend.orders == []
-    actuator.restart(leader.check())
+    actuator.begin_term(leader.check())
     assert actuator.may_act()
     await actuator.actuate({starting.id: starting, **rows}, seen, 2.0, Started())
     assert await actuator.purge(over.id, "rnd")
@@ -262,7 +262,7 @@ async def acting(tmp_path: Path, monotonic: Callable[[], float]) -> AsyncIterato
     leader = Leader(store.leader_lock(6.0), 6.0)
     actuator = Actuator(store, Recorder(), leader, monotonic=monotonic)
     assert await leader.acquire()
-    actuator.restart(leader.check())
+    actuator.begin_term(leader.check())
     yield leader, actuator
     await leader.close()
     store.close()
@@ -299,7 +299,7 @@ async def test_a_new_leader_grants_the_rest_of_a_grace_not_a_second_one(tmp_path
         assert not (await actuator.actuate(rows, seen, 21.0, Started())).changes
         at = 110.0
         assert (await actuator.actuate(rows, seen, 21.0, Started())).changes
-        actuator.restart(leader.check())
+        actuator.begin_term(leader.check())
         at = 500.0
         assert not (await actuator.actuate(rows, seen, -70.0, Started())).changes, (
             "its clock is behind: no negative age"
@@ -313,7 +313,7 @@ async def test_a_clock_that_is_ahead_leaves_a_session_some_grace_in_a_new_term(t
     seen = await Recorder().observe()
     async with acting(tmp_path, lambda: at) as (leader, actuator):
         for grace, granted in ((30.0, TAKEOVER_GRACE), (4.0, 4.0)):
-            actuator.restart(leader.check())
+            actuator.begin_term(leader.check())
             rows = noticed_session(grace)
             assert not (await actuator.actuate(rows, seen, 90_000.0, Started())).changes
             at += granted - 0.1

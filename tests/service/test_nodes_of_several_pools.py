@@ -36,12 +36,12 @@ def mixed(whole: int = 2, slices: int = 7) -> NodeStatus:
         NodePart("slices", tuple(range(9 * MAX_DEVICES, 9 * MAX_DEVICES + slices))),
     )
     devices = parts[0].devices + parts[1].devices
-    return NodeStatus("mixed", "whole", devices, cpu=24_000, max_pods=110, counted=True, parts=parts)
+    return NodeStatus("mixed", "whole", devices, cpu=24_000, max_pods=110, anonymous_devices=True, parts=parts)
 
 
 def shared() -> NodeStatus:
     """Return a node whose 4 GPUs are shared by time."""
-    return NodeStatus("timed", "shared", (0, 1, 2, 3), cpu=8000, max_pods=110, counted=True)
+    return NodeStatus("timed", "shared", (0, 1, 2, 3), cpu=8000, max_pods=110, anonymous_devices=True)
 
 
 async def in_use(run: Running) -> dict[str, dict[str, list[int]]]:
@@ -156,7 +156,7 @@ def renumbered(whole: int, slices: int | None) -> NodeStatus:
     """Return a node with GPUs and slices; without slices (None) its GPUs have the indices from 0 on."""
     if slices is not None:
         return replace(mixed(whole, slices), cpu=80_000)
-    return NodeStatus("mixed", "whole", tuple(range(whole)), cpu=80_000, max_pods=110, counted=True)
+    return NodeStatus("mixed", "whole", tuple(range(whole)), cpu=80_000, max_pods=110, anonymous_devices=True)
 
 
 @pytest.mark.covers("F02", "F15")

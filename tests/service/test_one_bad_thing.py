@@ -395,7 +395,7 @@ async def test_a_row_that_is_damaged_hides_no_other_and_is_read_again_once_it_is
         database.execute(f"UPDATE workloads SET {setting} WHERE id = ?", (*columns.values(), bad))
     async with site(tmp_path, monkeypatch) as at, asyncio.timeout(45):
         await at.run.job(good, "running")
-        assert f"The workload {bad} is set aside: reading its row failed" in caplog.text
+        assert f"The workload {bad} is quarantined: reading its row failed" in caplog.text
         await at.others_go_on()
         page = await at.run.client("root").jobs(limit=100)
         assert {good, bad} <= {job.id for job in page.jobs}

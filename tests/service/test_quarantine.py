@@ -1,4 +1,4 @@
-"""One workload, node or row that the cycle cannot deal with is set aside, and everything else goes on."""
+"""One workload, node or row that the cycle cannot deal with is quarantined, and everything else goes on."""
 
 from __future__ import annotations
 

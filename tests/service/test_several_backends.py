@@ -237,7 +237,7 @@ async def test_real_workers_elsewhere_and_local_ones_are_told_apart_by_their_rep
     one.name, two.name = "one", "two"
     two._nodes = {"far-2": NodeStatus("far-2", "far", (0,), virtual=True)}
     both = RoutingBackend([one, two])
-    both.follow_placements(lambda id, attempt: {"j-1": "one", "j-2": "two"}.get(id, ""))
+    both.use_backend_lookup(lambda id, attempt: {"j-1": "one", "j-2": "two"}.get(id, ""))
     channel = FakeChannel()
     both.connect(channel)  # type: ignore[arg-type]
     channel.reports = {("j-1", 1): {}, ("j-2", 1): {}}
@@ -381,8 +381,8 @@ async def test_a_backend_that_cannot_be_reached_hides_no_output_of_the_others(tm
         far.finish(there.id)
         await run.job(there.id, "succeeded")
         await run.until(lambda: not far.attempts, "it is forgotten")
-        both.follow_placements(lambda id, attempt: "")
-        both.read_placements(placements())
+        both.use_backend_lookup(lambda id, attempt: "")
+        both.use_ended_backend_lookup(placements())
         both.parts[0].opened = False
         assert "from there" in (await run.client("ana").logs(there.id, attempt=1, offset=0, limit=100)).text
         both.parts[0].opened, both.parts[1].opened = True, False

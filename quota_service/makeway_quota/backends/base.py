@@ -42,7 +42,7 @@ class WorkloadPod:
     worker: int | None = None
     """of a job"""
     ends_at: float | None = None
-    """when it is killed at the latest, as it is deleted (Unix seconds); None: it is not"""
+    """when the kubelet kills it at the latest, in Unix seconds; None while it is not being deleted"""
     grace: float = 0.0
     """the seconds that it got when it was deleted"""
     devices: tuple[int, ...] = ()
@@ -95,9 +95,8 @@ class NodeStatus:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[str, ...] = ()
     """opaque: compared and shown, never read"""
-    counted: bool = False
-    """a device plugin hands the devices out: only their number says anything, and what is free is what it shows less
-    what is held"""
+    anonymous_devices: bool = False
+    """only the number of devices is known, as with a device plugin: free = allocatable − held"""
     pods: tuple[WorkloadPod, ...] = ()
     """the pods or processes of sessions and jobs that are here and have not ended, until `workload_pods` has looked at
     them"""
@@ -185,9 +184,9 @@ class AttemptStatus:
     """when the present phase, or the cause for waiting, began"""
     node_lost: bool = False
     """its node is gone, drained or down, so that a loss, or an end that others asked for, says nothing about the job"""
-    restarted: bool = False
+    node_returned: bool = False
     """with `node_lost`: its node is back already, and as good for it as before"""
-    unfinished: bool = False
+    start_broke_off: bool = False
     """its start broke off before anything ran, and is to be ordered again"""
     never_ran: bool = False
     """with a loss: its workers did not all begin, through no fault of the job"""
@@ -196,7 +195,7 @@ class AttemptStatus:
     cpu: int = 0
     """milli-cores that the largest of its pods requests, whatever was added to them; 0: not known"""
     memory: int = 0
-    """MiB, likewise"""
+    """MiB that the largest of its pods requests; 0: not known"""
 
     @property
     def key(self) -> Key:
@@ -239,7 +238,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class EndTries:
+class TerminationProgress:
     """What was done so far to end what is left of a workload, by this process; times are Unix seconds."""
 
     targets: tuple[str, ...] = ()
@@ -282,7 +281,7 @@ class StartOrder:
     """called only when they are needed"""
 
 
-class Elsewhere(NamedTuple):
+class AttemptElsewhere(NamedTuple):
     """An attempt that runs in a folder of another state directory."""
 
     workload: str
@@ -394,20 +393,20 @@ class Backend(Protocol):
         """Return the seconds of silence after which a worker of an attempt is lost, as its launcher is told."""
         return self.lost_after
 
-    def identify(self, database: str) -> None:
-        """Act in the name of this database from now on; called once, before `open`."""
+    def act_for_database(self, database: str) -> None:
+        """Act for this database from now on; called once, before `open`."""
         return None
 
     async def open_for_reading(self) -> None:
         """Make `observe` possible without adopting or starting anything, for a process that decides nothing."""
         await self.open()
 
-    def follow_placements(self, backend_of: Callable[[str, int], str]) -> None:
-        """Learn by this on which of several backends an attempt was placed; "" where that is not known."""
+    def use_backend_lookup(self, backend_of: Callable[[str, int], str]) -> None:
+        """Use this function to look up on which of several backends an attempt was placed; "" if not known."""
         return None
 
-    def read_placements(self, ended: Callable[[str], Awaitable[Mapping[int, str]]]) -> None:
-        """Read by this on which of several backends the ended attempts of a workload were placed, by their numbers."""
+    def use_ended_backend_lookup(self, ended: Callable[[str], Awaitable[Mapping[int, str]]]) -> None:
+        """Use this function to read on which of several backends the ended attempts of a workload were placed."""
         return None
 
     @property
@@ -415,7 +414,7 @@ class Backend(Protocol):
         """The names of the backends behind it, by default its own."""
         return (self.name,)
 
-    def running_elsewhere(self, workloads: Collection[str]) -> list[Elsewhere]:
+    def running_elsewhere(self, workloads: Collection[str]) -> list[AttemptElsewhere]:
         """Return which of these workloads run by the order of a service with another state directory. Blocking."""
         return []
 
@@ -424,16 +423,16 @@ class Backend(Protocol):
         """Whether attempts can be started and ended from here; a leader that cannot hands over."""
         return True
 
-    def set_aside_in(self, quarantine: Quarantine) -> None:
-        """Set aside in this quarantine what an observation fails with."""
+    def quarantine_in(self, quarantine: Quarantine) -> None:
+        """Add what an observation fails with to this quarantine."""
         return None
 
-    def guard(self, may_act: Callable[[], bool]) -> None:
-        """Act without an order, as at a deadline, only while `may_act`: this replica leads."""
+    def fence_with(self, may_act: Callable[[], bool]) -> None:
+        """Act without an order, as at a deadline, only while `may_act` returns True: this replica leads."""
         return None
 
-    def restart(self) -> None:
-        """Forget what an earlier term concluded and ordered: the new one looks at those attempts again."""
+    def begin_term(self) -> None:
+        """Begin a term as leader: drop what an earlier term concluded and ordered, and look at those attempts again."""
         return None
 
     def follow_policy(self, document: Callable[[], Document]) -> None:
@@ -444,7 +443,7 @@ class Backend(Protocol):
         """Pass what attempts report of their progress to `note`, with the workload and the attempt."""
         return None
 
-    def end_tries(self, workload: str) -> EndTries | None:
+    def termination_progress(self, workload: str) -> TerminationProgress | None:
         """Return what was done to end what is left of a workload; None where nothing was ordered by this process."""
         return None
 

@@ -18,7 +18,7 @@ from ..values import File, Notice
 from .base import AttemptStatus, Backend, BackendError, Key, NodeStatus, Observation, Phase, StartOrder
 from .versions import Changes
 
-OVER = (Phase.EXITED, Phase.LOST)
+TERMINAL_PHASES = (Phase.EXITED, Phase.LOST)
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class MemoryBackend(Backend):
     async def notice(self, workload: str, attempt: int, notice: Notice) -> None:
         """Order an attempt to end; a repetition changes nothing, an earlier deadline counts."""
         entry = self.attempts.get((workload, attempt))
-        if entry is None or entry.status.phase in OVER:
+        if entry is None or entry.status.phase in TERMINAL_PHASES:
             return
         first = entry.notice is None
         if entry.notice is not None and notice.deadline >= entry.notice.deadline:
@@ -144,7 +144,7 @@ class MemoryBackend(Backend):
     async def kill(self, workload: str, attempt: int) -> None:
         """Stop an attempt now."""
         entry = self.attempts.get((workload, attempt))
-        if entry is not None and entry.status.phase not in OVER:
+        if entry is not None and entry.status.phase not in TERMINAL_PHASES:
             self._end(entry, -9, killed=True, message="stopped")
 
     async def forget(self, workload: str, attempt: int) -> None:
@@ -249,7 +249,7 @@ class MemoryBackend(Backend):
         return self.attempts.get((workload, attempt)) or self.forgotten.get((workload, attempt))
 
     def _running(self) -> Iterable[MemoryAttempt]:
-        return (entry for entry in self.attempts.values() if entry.status.phase not in OVER)
+        return (entry for entry in self.attempts.values() if entry.status.phase not in TERMINAL_PHASES)
 
     def _later(self, at: float, key: Key, what: str) -> None:
         self._count += 1
@@ -276,7 +276,7 @@ class MemoryBackend(Backend):
         while self._due and self._due[0][0] <= now:
             _, _, key, what = heapq.heappop(self._due)
             entry = self.attempts.get(key)
-            if entry is None or entry.status.phase in OVER:
+            if entry is None or entry.status.phase in TERMINAL_PHASES:
                 continue
             if what == "run":
                 self._run(entry, key, now)

@@ -56,7 +56,7 @@ class Started:
     """The attempts that a cycle has started since it observed, and the starts that failed, for the store."""
 
     attempts: set[tuple[str, int]] = field(default_factory=set)
-    expected: set[tuple[str, int]] = field(default_factory=set)
+    not_to_start: set[tuple[str, int]] = field(default_factory=set)
     """Attempts that are not reported and must not be started again: expected, or lost."""
     postponed: set[tuple[str, int]] = field(default_factory=set)
     """Attempts that a later cycle tries again, as their files or the backend cannot be reached; `reasons` say why."""
@@ -105,8 +105,8 @@ class Actuator:
         self._leader = leader
         self._servers = servers
         if servers is not None:
-            servers.guard(self.may_act)
-        backend.guard(self.may_act)
+            servers.fence_with(self.may_act)
+        backend.fence_with(self.may_act)
         self._term: int | None = None
         """the term that orders are sent in; None until a cycle takes over"""
         self._monotonic = monotonic
@@ -121,13 +121,13 @@ class Actuator:
         self._postponed: frozenset[tuple[str, int]] = frozenset()
         """the attempts that the last cycle postponed"""
 
-    def restart(self, term: int) -> None:
+    def begin_term(self, term: int) -> None:
         """Forget which orders were given: a new term gives them again where the world still needs them."""
         self._term = term
         self._noticed_since.clear()
         self._noticed.clear()
         self._failing.clear()
-        self._backend.restart()
+        self._backend.begin_term()
         self.retries.keep(())
 
     def may_act(self) -> bool:
@@ -201,7 +201,7 @@ class Actuator:
     async def _job(self, started: Started, row: Workload, status: AttemptStatus | None, now: float) -> None:
         key = (row.id, row.attempt)
         if status is None:
-            if key in started.expected:
+            if key in started.not_to_start:
                 if row.cancel_requested:
                     await self._try("killed", key, lambda: self._backend.kill(*key))
                 return
@@ -211,7 +211,7 @@ class Actuator:
                 return
             await self._start(started, row, now)
             return
-        if status.unfinished and row.state == "starting" and not row.cancel_requested:
+        if status.start_broke_off and row.state == "starting" and not row.cancel_requested:
             await self._start(started, row, now)
             return
         if status.phase not in ALIVE:
@@ -229,7 +229,7 @@ class Actuator:
             self._noticed[key] = notice.at
 
     async def _started(self, started: Started, row: Workload, now: float, commands: Commands) -> None:
-        """Start one attempt; one that cannot be ordered is set aside, and ordered again later."""
+        """Start one attempt; one that cannot be ordered is quarantined, and ordered again later."""
         with self.quarantine.guard(ORDERING, "workload", row.id):
             await self._start(started, row, now, commands)
 
@@ -338,7 +338,7 @@ class Actuator:
         if row is not None and row.attempt == status.attempt and row.state in ADMITTED:
             return
         key = (status.workload, status.attempt)
-        if status.phase in ALIVE and not status.unfinished:
+        if status.phase in ALIVE and not status.start_broke_off:
             if key not in self._failing:
                 log.warning("Attempt %s of %s runs but should not: it is stopped", status.attempt, status.workload)
             await self._try("stopped", key, lambda: self._backend.kill(*key))

@@ -19,7 +19,7 @@ from .reason_throttle import AT_ONCE, ReasonThrottle
 from .world.isolation import Faulty, items_of
 
 APPLYING = "writing what was decided"
-SET_ASIDE = "set_aside"
+QUARANTINED = "set_aside"
 """The reason code of a workload that no plan can be made with"""
 
 
@@ -40,27 +40,27 @@ def change_set_of(
     `explained`: whether the plan has the reasons of all pending workloads; `backend_of` tells which of several backends
     has a node.
     """
-    change_set, aside = ChangeSet(), quarantine or Quarantine()
+    change_set, quarantine = ChangeSet(), quarantine or Quarantine()
     pending: list[Waiting] = []
     if reasons or plan.pending:
         pending = (reasons or ReasonThrottle(AT_ONCE)).unwritten(plan.pending, rows, names, explained=explained)
     for start in plan.start:
-        with aside.guard(APPLYING, "workload", start.id):
+        with quarantine.guard(APPLYING, "workload", start.id):
             row = rows[start.id]
             message = sentence(start.facts, names.to(row.team))
             borrowed = lenders(plan, start)
             change_set.add(*transitions.start(row, start, message, now, lease_seconds, borrowed, backend_of))
     evictions: tuple[Evict | Move, ...] = (*plan.evict, *plan.move)
     for eviction in evictions:
-        with aside.guard(APPLYING, "workload", eviction.id):
+        with quarantine.guard(APPLYING, "workload", eviction.id):
             row, by = rows[eviction.id], rows.get(eviction.preemptor)
             change_set.add(*transitions.notice(row, eviction, sentence(eviction.facts, names.to(row.team)), by, now))
     for refusal in plan.refused:
-        with aside.guard(APPLYING, "workload", refusal.id):
+        with quarantine.guard(APPLYING, "workload", refusal.id):
             row = rows[refusal.id]
             change_set.add(*transitions.refuse(row, refusal, sentence(refusal.facts, names.to(row.team)), now))
     for waiting in pending:
-        with aside.guard(APPLYING, "workload", waiting.id):
+        with quarantine.guard(APPLYING, "workload", waiting.id):
             row = rows[waiting.id]
             change_set.add(*transitions.explain(row, waiting, sentence(waiting.facts, names.to(row.team))))
     return change_set
@@ -80,22 +80,22 @@ def excluded(faulty: Faulty, rows: Mapping[str, Workload]) -> dict[str, tuple[Ki
     return result
 
 
-def set_aside(
+def explain_excluded(
     change_set: ChangeSet,
     waiting: Mapping[str, tuple[Kind, Exception]],
     rows: Mapping[str, Workload],
-    aside: Quarantine,
+    quarantine: Quarantine,
 ) -> None:
     """Add why workloads wait that the plan was made without."""
     for id in sorted(waiting):
-        with aside.guard(APPLYING, "workload", id):
-            _set_aside(change_set, rows[id], *waiting[id])
+        with quarantine.guard(APPLYING, "workload", id):
+            _explain_excluded(change_set, rows[id], *waiting[id])
 
 
-def _set_aside(change_set: ChangeSet, row: Workload, kind: Kind, error: Exception) -> None:
-    message = outcomes.set_aside(row.kind, kind, reason_of(error))
-    if (row.reason_code, row.reason_message) != (SET_ASIDE, message):
-        change_set.add(*transitions.exclude(row, SET_ASIDE, message))
+def _explain_excluded(change_set: ChangeSet, row: Workload, kind: Kind, error: Exception) -> None:
+    message = outcomes.quarantined(row.kind, kind, reason_of(error))
+    if (row.reason_code, row.reason_message) != (QUARANTINED, message):
+        change_set.add(*transitions.exclude(row, QUARANTINED, message))
 
 
 def lenders(plan: Plan, start: Start) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from ..wording import Names
 from .actuate import Actuator, Started
 from .change_set import ChangeSet
 from .components import Components
-from .decisions import change_set_of, excluded, set_aside
+from .decisions import change_set_of, excluded, explain_excluded
 from .garbage import collect_less
 from .hub.membership import holds, is_new
 from .machines.cycle_demand import cycle_demand
@@ -80,7 +80,7 @@ class Loop:
             parts.machines.quarantine = parts.world.quarantine
         if parts.servers is not None:
             parts.servers.quarantine = parts.world.quarantine
-        parts.backend.set_aside_in(parts.world.quarantine)
+        parts.backend.quarantine_in(parts.world.quarantine)
         self.machine_loop: MachineLoop | None = None
         """takes what each cycle knows of the work, where there are deployments"""
         self._demand: tuple[Demand, ...] | None = None
@@ -183,8 +183,8 @@ class Loop:
         await self.world.people.load()
         self._planner.restart()
         self._reasons, self._explaining = ReasonThrottle(quarantine=self.world.quarantine), Explaining()
-        self.world.work_queue.resync()
-        self.actuator.restart(term)
+        self.world.pending_changes.resync()
+        self.actuator.begin_term(term)
         self.limits = self._new_limits()
         self.leases.restart()
         self.term = term
@@ -204,9 +204,9 @@ class Loop:
         if time.monotonic() - self._drained_at > DRAIN_EVERY:
             self._drained_at = time.monotonic()
             self.world.changes(rows, self.clock())
-            self.world.work_queue.resync()
-            self.world.work_queue.rows()
-            self.world.work_queue.done()
+            self.world.pending_changes.resync()
+            self.world.pending_changes.rows()
+            self.world.pending_changes.end_cycle()
         self.cycles += 1
         self.last_cycle_at = time.monotonic()
 
@@ -256,17 +256,17 @@ class Loop:
 
     async def _reconcile(self, now: float) -> bool:
         """Write what became of attempts, time limits and leases; return whether the store changed."""
-        work_queue, quarantine = self.world.work_queue, self.world.quarantine
+        pending_changes, quarantine = self.world.pending_changes, self.world.quarantine
         rows = await self.world.rows_as_of_now()
-        observation = work_queue.observation(now)
+        observation = pending_changes.observation(now)
         if ended := [item.workload for item in observation.attempts if item.phase in (Phase.EXITED, Phase.LOST)]:
             await self._write_progress(ended)
         reconciled, overdue, expired = self._reported(rows, observation, now), ChangeSet(), ChangeSet()
-        note_launched(reconciled, work_queue.unwritten(now))
+        note_launched(reconciled, pending_changes.launch_times_to_store(now))
         with quarantine.step("keeping to time limits"):
             overdue = self.limits.overdue(rows, observation.attempts, self.world.observed.attempts, now)
         with quarantine.step("ending leases"):
-            expired = self.leases.reconcile((await self.world.watched()).values(), now)
+            expired = self.leases.reconcile((await self.world.holding()).values(), now)
         changed = False
         for change_set in (reconciled, overdue, expired):
             changed |= await self._commit(change_set, now)
@@ -290,13 +290,13 @@ class Loop:
 
     async def _actuate(self, started: Started, now: float) -> bool:
         """Send all other orders that follow from the store; return whether it changed by what was refused."""
-        work_queue = self.world.work_queue
-        rows = await self.world.watched()  # with the commits so far
-        started.expected = work_queue.expected(now)
+        pending_changes = self.world.pending_changes
+        rows = await self.world.holding()  # with the commits so far
+        started.not_to_start = pending_changes.not_to_start(now)
         failed = await self.actuator.actuate(
-            work_queue.rows(), work_queue.observation(now), now, started, self._names(rows)
+            pending_changes.rows(), pending_changes.observation(now), now, started, self._names(rows)
         )
-        work_queue.ordered(now, started.postponed)
+        pending_changes.expect_starts(now, started.postponed)
         changed = await self._commit(failed, now)
         await self._commit(started.reasons, now)
         return changed
@@ -312,7 +312,7 @@ class Loop:
     async def _record(self, now: float) -> None:
         """Write what was measured, and forget what this cycle looked at."""
         await self._keep_histories(now)
-        self.world.work_queue.done()
+        self.world.pending_changes.end_cycle()
         self.world.quarantine.tidy()
 
     def _end_cycle(self, took: float) -> None:
@@ -355,7 +355,7 @@ class Loop:
             backend_of=self.world.backend_of_node,
         )
         if self.world.excluded.reasons:
-            set_aside(change_set, excluded(self.world.excluded, rows), rows, self.world.quarantine)
+            explain_excluded(change_set, excluded(self.world.excluded, rows), rows, self.world.quarantine)
         if explain:
             self._explaining.done(time.perf_counter() - planned_at)
         else:
@@ -368,7 +368,7 @@ class Loop:
         for part in change_set.parts(PART):
             if await self._commit(part, now):
                 changed = True
-                rows = await self.world.watched()
+                rows = await self.world.holding()
                 await self.actuator.begin([rows[c.workload] for c in part.changes if c.workload in rows], now, started)
         return changed
 

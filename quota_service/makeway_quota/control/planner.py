@@ -87,10 +87,10 @@ class Planner:
         try:
             result = await loop.run_in_executor(self._threads, plan_without_faulty, *search)
         except Unplannable as error:
-            self._set_aside(error.faulty, due)
+            self._quarantine_faulty(error.faulty, due)
             raise error.__cause__ or error from None
         self._incremental, plan, faulty = result
-        self._set_aside(faulty, due)
+        self._quarantine_faulty(faulty, due)
         return plan
 
     def _due(self) -> frozenset[Item]:
@@ -98,7 +98,7 @@ class Planner:
         quarantine = self._world.quarantine
         return frozenset(item for item in self._faulty.reasons if not quarantine.rests(PLANNING, *item))
 
-    def _set_aside(self, faulty: Faulty, due: Collection[Item]) -> None:
+    def _quarantine_faulty(self, faulty: Faulty, due: Collection[Item]) -> None:
         """Note what is left out from now on; what was left out before and was not tried again stays as noted."""
         quarantine, before = self._world.quarantine, self._faulty.reasons
         for kind, name in before.keys() - faulty.reasons.keys():

@@ -223,7 +223,7 @@ class _AttemptEnds:
         fields: dict[str, object] = {"failed_node": ", ".join(nodes) or "its node"}
         if self.losses.counts(row, status):
             fields |= {"infra_failures": row.infra_failures + 1, "lost_on": self.losses.remembered(row, nodes)}
-        elif status.node_lost and not status.restarted:
+        elif status.node_lost and not status.node_returned:
             self._avoid(row, status)
             fields["avoids"] = self.backoff.avoided_for_row(row.id)
         if "lost_on" in fields and self.losses.ends_job(row, (*row.lost_on, *nodes)):

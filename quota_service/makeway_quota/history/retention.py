@@ -2,8 +2,8 @@
 
 Run by the service beside the loop. A pass removes in small transactions and rests between them, so that the loop's
 commits never wait long. It can be killed at any point: rows go in whole transactions, and a job's folder is purged by a
-note that is written with the removal of its rows and goes last. What cannot be removed is set aside, and tried again by
-the next pass; every other step, row, folder and file goes on. Policy versions are kept for ever.
+note that is written with the removal of its rows and goes last. What cannot be removed is quarantined, and tried again
+by the next pass; every other step, row, folder and file goes on. Policy versions are kept for ever.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Retention:
             except StoreError as error:
                 log.warning("What is too old could not be removed; the next try is in 10 min: %s", error)
             except Exception as error:
-                self.quarantine.set_aside(WHOLE, "step", WHOLE, error, REPORTED_SECONDS)
+                self.quarantine.add(WHOLE, "step", WHOLE, error, REPORTED_SECONDS)
             await asyncio.sleep(PROBE_SECONDS)
 
     async def clear(self) -> int:

@@ -1,6 +1,6 @@
 """Remove old rows in transactions of a fitting size, and pass over those that cannot be removed.
 
-Called by `retention`. Where a transaction fails, smaller ones find the row that it fails with: that one is set aside,
+Called by `retention`. Where a transaction fails, smaller ones find the row that it fails with: that one is quarantined,
 and all others go. The next pass tries it again. A failure that concerns the database as a whole is raised.
 """
 
@@ -88,7 +88,7 @@ class RowRemovals:
             raise
         except Exception as error:
             await self.check(error)
-            self.quarantine.set_aside(step, kind, name, error, REPORTED_SECONDS)
+            self.quarantine.add(step, kind, name, error, REPORTED_SECONDS)
             return otherwise
         self.quarantine.passed(step, kind, name)
         return result
@@ -129,7 +129,7 @@ class RowRemovals:
                 if self._failed[step] > MAX_SKIPPED:
                     raise
                 for key in keys:
-                    self.quarantine.set_aside(step, "row", f"{table} {key}", _cause(error), REPORTED_SECONDS)
+                    self.quarantine.add(step, "row", f"{table} {key}", _cause(error), REPORTED_SECONDS)
                 return 0
             middle = len(keys) // 2
             first = await self.in_batches(step, table, keys[:middle], work, pace)
@@ -141,9 +141,9 @@ class RowRemovals:
         return result
 
     def note_failed(self, step: str, kind: Kind, failed: Mapping[str, Exception], still: Collection[str] = ()) -> None:
-        """Set aside what a step fails with until the next pass, and end the quarantine of all but those in `still`."""
+        """Quarantine what a step fails with until the next pass, and end the quarantine of all but those in `still`."""
         for name, error in failed.items():
-            self.quarantine.set_aside(step, kind, name, error, REPORTED_SECONDS)
+            self.quarantine.add(step, kind, name, error, REPORTED_SECONDS)
         for name in self.quarantine.names(step, kind) - failed.keys() - set(still):
             self.quarantine.passed(step, kind, name)
 
@@ -186,7 +186,7 @@ class Rows:
                 self._removals.slowest = max(self._removals.slowest, self._pace.slowest)
 
     def end(self) -> None:
-        """Set aside the rows that cannot be removed; all others were, or are not old any more."""
+        """Quarantine the rows that cannot be removed; all others were, or are not old any more."""
         self._removals.note_failed(self._step, "row", self._names)
 
 

@@ -13,14 +13,14 @@ def checks(context: Context, named: bool = False) -> dict[str, str]:
     """Return the state of each part as of its last use: nothing is waited for.
 
     Everyone may read it: errors, which may name people, jobs and addresses, are not in it. `named`: for who reaches
-    the port of the service itself, with the ids of what is set aside, since when, and the class of the error.
+    the port of the service itself, with the ids of what is quarantined, since when, and the class of the error.
     """
     world, store = context.world, context.store
     age = world.age()
     late = age is not None and age >= 10 * context.settings.tick_seconds
-    aside = world.quarantine.size
-    without = f"decides, without {aside} set aside" if aside else ""
-    if aside and named:
+    quarantined = world.quarantine.size
+    without = f"decides, with {quarantined} quarantined" if quarantined else ""
+    if quarantined and named:
         without = f"{without}: {world.quarantine.details(whole=False)}"
     loop = "failed" if world.failure else "late" if late else without
     fails = {

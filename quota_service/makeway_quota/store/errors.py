@@ -15,7 +15,7 @@ class StoreError(Exception):
     """The database cannot be used; the sentence says why and what to do."""
 
     concerns_all = True
-    """whether every row is concerned, so that nothing is set aside for it (`quarantine`)"""
+    """whether every row is concerned, so that nothing is quarantined for it"""
 
 
 class OutcomeUnknown(StoreError):

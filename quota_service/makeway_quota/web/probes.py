@@ -40,7 +40,7 @@ async def readyz(services: TheServices) -> Response:
 
 
 async def readyz_at_root(services: TheServices) -> Response:
-    """As `readyz`, with the ids of what is set aside: only who reaches the port itself can read them."""
+    """As `readyz`, with the ids of what is quarantined: only who reaches the port itself can read them."""
     return _health(await services.audit.ready(named=True))
 
 

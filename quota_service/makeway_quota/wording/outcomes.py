@@ -141,7 +141,7 @@ def not_member(owner: str, team: str, gone: bool, kind: str) -> str:
     return f"Held: {cause}; {until}."
 
 
-def set_aside(kind: str, by: str, error: str) -> str:
+def quarantined(kind: str, by: str, error: str) -> str:
     """Return that a workload is left out of the plans, because Makeway fails with it, or with its team (`by`)."""
     what = f"this {kind}" if by == "workload" else f"the {by} of this {kind}"
     return (

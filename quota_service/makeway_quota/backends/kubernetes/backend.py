@@ -24,10 +24,10 @@ from ..base import (
     BackendFull,
     BackendRefusal,
     BackendUnavailable,
-    EndTries,
     Key,
     NodeStatus,
     StartOrder,
+    TerminationProgress,
 )
 from ..remote.backend import REPORT_WITHIN, RemoteBackend
 from ..remote.worker_hosts import WorkerHosts
@@ -156,24 +156,24 @@ class KubernetesBackend(RemoteBackend):
         super().on_change(wake)
         self._wake = wake
 
-    def identify(self, database: str) -> None:
+    def act_for_database(self, database: str) -> None:
         """Act on the pods only while this database holds the installation's Lease."""
         named = self.settings.namespace, self.settings.instance, database
         self.lease = ClusterLease(self._client, *named, self._changed, self._monotonic)
 
-    def guard(self, may_act: Callable[[], bool]) -> None:
+    def fence_with(self, may_act: Callable[[], bool]) -> None:
         """Act only while `may_act`, and while no other database acts on the pods."""
-        super().guard(lambda: may_act() and (self.lease is None or self.lease.may_act))
+        super().fence_with(lambda: may_act() and (self.lease is None or self.lease.may_act))
 
-    def restart(self) -> None:
+    def begin_term(self) -> None:
         """Forget what an earlier term concluded and ordered, and end what it still deletes."""
-        super().restart()
+        super().begin_term()
         self.attempt_pods.end_term()
         self._removals.drop()
 
-    def set_aside_in(self, quarantine: Quarantine) -> None:
-        """Set aside in this quarantine what an observation fails with."""
-        super().set_aside_in(quarantine)
+    def quarantine_in(self, quarantine: Quarantine) -> None:
+        """Add what an observation fails with to this quarantine."""
+        super().quarantine_in(quarantine)
         self.attempt_pods.quarantine = self.inventory.quarantine = quarantine
 
     def follow_policy(self, document: Callable[[], Document]) -> None:
@@ -343,10 +343,10 @@ class KubernetesBackend(RemoteBackend):
         await super().forget(workload, attempt)
         self.attempt_pods.forget((workload, attempt))
 
-    def end_tries(self, workload: str) -> EndTries | None:
+    def termination_progress(self, workload: str) -> TerminationProgress | None:
         """Return what was done to end the pods that are left of a workload; None where there are none."""
         pods = [pod for key in self.attempt_pods.keys_of(workload) for pod in self.attempt_pods.of(key) if pod.present]
-        result, asked = super().end_tries(workload), self._removals.asked(pod.name for pod in pods)
+        result, asked = super().termination_progress(workload), self._removals.asked(pod.name for pod in pods)
         if not pods:
             return result
         targets, space = tuple(f"pod {pod.name}" for pod in pods), self.settings.namespace
@@ -354,9 +354,9 @@ class KubernetesBackend(RemoteBackend):
         if result is not None:
             return replace(result, targets=targets, problem=result.problem or problem, namespace=space)
         if not asked:
-            return EndTries(targets, namespace=space)
+            return TerminationProgress(targets, namespace=space)
         next_at = self._clock() + min(item.next_at for item in asked) - self._monotonic()
-        return EndTries(targets, max(item.tries for item in asked), next_at, problem, space)
+        return TerminationProgress(targets, max(item.tries for item in asked), next_at, problem, space)
 
     def cut_off(self) -> Mapping[Key, tuple[int, str]]:
         """Return the attempts with a silent worker on a dead node."""

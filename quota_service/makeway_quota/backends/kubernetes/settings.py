@@ -110,18 +110,18 @@ class KubernetesSettings:
     )
     lost_after: float = setting(
         3600.0,
-        "A pod of a job that has not reported to the service for this long is lost; before that, its launcher"
-        " has the job save and end. Until then jobs go on without the service, and a job whose node is out of"
-        " reach waits for that node, but see MAKEWAY_NODE_LOST_SECONDS.",
+        "A pod of a job that is silent for this long is lost. Shortly before, its launcher has the job save and end."
+        " Until then jobs go on without the service, and a job whose node cannot be reached waits for that node,"
+        " unless MAKEWAY_NODE_LOST_SECONDS applies.",
         name="lost_after_seconds",
         min=60.0,
         max=43200.0,
     )
     node_lost_after: float = setting(
         NODE_LOST_AFTER,
-        "A job starts elsewhere when its node was not ready, and its pod there did not report, for this long,"
-        " while other nodes were ready, and not its whole pool or zone went down with it. Choose as much as "
-        "MAKEWAY_LOST_AFTER_SECONDS where single nodes may be cut off and still write to the checkpoints.",
+        "If a job's node is not ready and its pod is silent for this long, the job starts elsewhere. This does not"
+        " apply if its whole pool or zone went down, or if no other node was ready. Choose as much as"
+        " MAKEWAY_LOST_AFTER_SECONDS where single nodes may be cut off and still write to the checkpoints.",
         name="node_lost_seconds",
         min=30.0,
         max=43200.0,

@@ -159,7 +159,7 @@ class LocalAttempt:
             ended_at=now,
             message=message,
             node_lost=with_machine,
-            restarted=with_machine,
+            node_returned=with_machine,
         )
 
     def _report(self) -> dict[str, Any]:

@@ -20,15 +20,15 @@ from typing import TypeVar
 from ...quarantine import Quarantine
 from ...values import Notice
 from ..base import (
+    AttemptElsewhere,
     Backend,
     BackendError,
     BackendUnavailable,
-    Elsewhere,
-    EndTries,
     Key,
     NodeStatus,
     Observation,
     StartOrder,
+    TerminationProgress,
 )
 from ..untrusted import UnreadableJson
 from ..versions import Changes
@@ -118,8 +118,8 @@ class LocalBackend(Backend):
         """Whether the GPUs are virtual."""
         return any(node.virtual for node in self._nodes)
 
-    def set_aside_in(self, quarantine: Quarantine) -> None:
-        """Set aside in this quarantine what an observation fails with."""
+    def quarantine_in(self, quarantine: Quarantine) -> None:
+        """Add what an observation fails with to this quarantine."""
         self.quarantine = quarantine
 
     def on_change(self, wake: Callable[[], None]) -> None:
@@ -166,12 +166,12 @@ class LocalBackend(Backend):
         return self._changes.observation(holding(self._nodes, running), attempts, since)
 
     def _tell_troubled(self) -> None:
-        """Set aside the attempts that cannot be looked at, for pages and `/readyz`: each is tried at each look."""
+        """Quarantine the attempts that cannot be looked at, for pages and `/readyz`: each is tried at each look."""
         troubled = {key[0]: OSError(why) for key, why in self._troubled.items()}
         for workload in self.quarantine.names(OBSERVING, "workload") - troubled.keys():
             self.quarantine.passed(OBSERVING, "workload", workload)
         for workload, error in troubled.items():
-            self.quarantine.set_aside(OBSERVING, "workload", workload, error)
+            self.quarantine.add(OBSERVING, "workload", workload, error)
 
     async def start(self, order: StartOrder) -> None:
         """Start an attempt exactly once; BackendError when it never can."""
@@ -193,13 +193,14 @@ class LocalBackend(Backend):
             known.forgotten = True
             await self._change(lambda: self._drop(known))
 
-    def end_tries(self, workload: str) -> EndTries | None:
+    def termination_progress(self, workload: str) -> TerminationProgress | None:
         """Return what was done to end what is left of a workload; None where nothing is."""
         unended = [attempt for attempt in self._attempts.values() if attempt.workload == workload and not attempt.ended]
         if not unended:
             return None
         pids = [f"process {attempt.process.pid}" for attempt in unended if attempt.process is not None]
-        return EndTries(tuple(pids), max(attempt.end_tries for attempt in unended), self._clock() + self._every)
+        tries = max(attempt.end_tries for attempt in unended)
+        return TerminationProgress(tuple(pids), tries, self._clock() + self._every)
 
     async def log(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int]:
         """Read an attempt's log; inside `log_gap` there is nothing to read."""
@@ -244,13 +245,13 @@ class LocalBackend(Backend):
         """Remove the log, the result and the exception of an attempt that has ended."""
         await self._read(workload, attempt, AttemptFiles.remove_output)
 
-    def running_elsewhere(self, workloads: Collection[str]) -> list[Elsewhere]:
+    def running_elsewhere(self, workloads: Collection[str]) -> list[AttemptElsewhere]:
         """Return which of these workloads run by the order of a service with another state directory. Blocking."""
-        result: dict[str, Elsewhere] = {}
+        result: dict[str, AttemptElsewhere] = {}
         for pid, mark in marked().items():
             folder = Path(mark.job_dir)
             if folder.name in workloads and self._layout.is_of_another(folder, mark.attempt):
-                result.setdefault(folder.name, Elsewhere(folder.name, mark.job_dir, pid))
+                result.setdefault(folder.name, AttemptElsewhere(folder.name, mark.job_dir, pid))
         return [result[workload] for workload in sorted(result)]
 
     # -- in the one thread that touches attempts ----------------------------------------------------------------

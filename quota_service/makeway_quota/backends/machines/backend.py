@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from makeway_api.durations import duration
 
-from ..base import LOST_AFTER, BackendError, EndTries, Key, NodeStatus, Observation, StartOrder, WorkloadPod
+from ..base import LOST_AFTER, BackendError, Key, NodeStatus, Observation, StartOrder, TerminationProgress, WorkloadPod
 from ..remote.backend import REPORT_WITHIN, RemoteBackend
 from ..remote.worker_hosts import WorkerHosts
 from .machine_source import BACKEND, NODES, Condition, HostedWorker, MachineSource, MachineStatus, PlacedAttempt
@@ -189,7 +189,7 @@ class MachinesBackend(RemoteBackend):
     async def remove(self, workload: str, attempt: int) -> None:
         """Do nothing: agents end what the store does not want any more, and are told again with each request."""
 
-    def end_tries(self, workload: str) -> EndTries | None:
+    def termination_progress(self, workload: str) -> TerminationProgress | None:
         """Return which machines still run what is to end; None where none does."""
         remaining = sorted(
             f"worker {worker.worker} of attempt {worker.attempt} on {name}"
@@ -197,10 +197,10 @@ class MachinesBackend(RemoteBackend):
             for worker in machine.workers
             if worker.job == workload and worker.state != "exited"
         )
-        result = super().end_tries(workload)
+        result = super().termination_progress(workload)
         if not remaining:
             return result
-        return replace(result or EndTries(), targets=tuple(remaining))
+        return replace(result or TerminationProgress(), targets=tuple(remaining))
 
 
 def _hosted(

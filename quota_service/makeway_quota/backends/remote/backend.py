@@ -24,12 +24,12 @@ from ..base import (
     AttemptStatus,
     Backend,
     BackendError,
-    EndTries,
     Key,
     NodeStatus,
     Observation,
     Phase,
     StartOrder,
+    TerminationProgress,
 )
 from ..machines.machine_source import MachineSource
 from ..versions import Changes
@@ -130,13 +130,13 @@ class RemoteBackend(Backend, ABC):
     async def remove(self, workload: str, attempt: int) -> None:
         """Remove an attempt's hosts with everything on them; a repetition does nothing."""
 
-    def end_tries(self, workload: str) -> EndTries | None:
+    def termination_progress(self, workload: str) -> TerminationProgress | None:
         """Return what was done to end what is left of a workload; None where nothing was ordered by this process."""
         keys = [key for key, known in self._known.items() if key[0] == workload and known.ending is not None]
         last = self._ending(max(keys)) if keys else None
         if last is None:
             return None
-        return EndTries((), last.tries, self._clock() + last.remove_at - self._monotonic(), last.problem)
+        return TerminationProgress((), last.tries, self._clock() + last.remove_at - self._monotonic(), last.problem)
 
     def cut_off(self) -> Mapping[Key, tuple[int, str]]:
         """Return attempts that are lost with a host before `lost_after`: the worker that is silent, and why."""
@@ -152,18 +152,18 @@ class RemoteBackend(Backend, ABC):
         """Use this channel; called once, before `open`."""
         self.channel = channel
 
-    def set_aside_in(self, quarantine: Quarantine) -> None:
-        """Set aside in this quarantine what an observation fails with."""
+    def quarantine_in(self, quarantine: Quarantine) -> None:
+        """Add what an observation fails with to this quarantine."""
         self.quarantine = quarantine
 
-    def guard(self, may_act: Callable[[], bool]) -> None:
+    def fence_with(self, may_act: Callable[[], bool]) -> None:
         """Remove hosts after their time, and keep to conclusions, only while `may_act`: this replica leads."""
         self._may_act = may_act
 
-    def restart(self) -> None:
+    def begin_term(self) -> None:
         """Forget what an earlier term concluded and ordered: the new one looks at those attempts again."""
         for key, known in list(self._known.items()):
-            if (later := known.restarted()) != known:
+            if (later := known.in_new_term()) != known:
                 self._again.add(key)
                 self._remember(key, later)
 
@@ -247,7 +247,7 @@ class RemoteBackend(Backend, ABC):
     async def notice(self, workload: str, attempt: int, notice: Notice) -> None:
         """Remove the hosts some time after the deadline; the workers read their notice from the store themselves."""
         remove_at = self._monotonic() + max(0.0, notice.deadline - notice.at) + REPORT_GRACE
-        if (status := self._attempts.get((workload, attempt))) is not None and status.unfinished:
+        if (status := self._attempts.get((workload, attempt))) is not None and status.start_broke_off:
             remove_at = self._monotonic()  # there is nothing that could save
         self._order_end((workload, attempt), Ending(remove_at, notice))
         until = datetime.fromtimestamp(notice.deadline, UTC).strftime("%H:%M:%S UTC")

@@ -72,7 +72,7 @@ class RemoteAttempt:
             return replace(self, ending=ending)
         return self
 
-    def restarted(self) -> RemoteAttempt:
+    def in_new_term(self) -> RemoteAttempt:
         """Return it without what an earlier term concluded and ordered."""
         return replace(self, concluded=None, ending=None)
 
@@ -127,16 +127,16 @@ def conclude(
         return _exited(known, status, hosts, now, timeouts.report_grace)
     ending = known.ending
     removed = ending is not None and ending.removed
-    if hosts is not None and hosts.unfinished and not hosts.workers and removed:
-        hosts = replace(hosts, present=False, unfinished=False)  # this service deleted what never ran
+    if hosts is not None and hosts.start_broke_off and not hosts.workers and removed:
+        hosts = replace(hosts, present=False, start_broke_off=False)  # this service deleted what never ran
     if hosts is not None and not hosts.present:
         known = replace(known, absent_since=now if known.absent_since is None else known.absent_since)
         if now - (known.absent_since or 0.0) >= (0.0 if removed else timeouts.report_grace):
             return _absent(known, status, hosts, workers)
     elif hosts is not None:
         known = replace(known, absent_since=None)
-        waits, unfinished = hosts.waiting_reason, hosts.unfinished
-        status = replace(status, waiting_reason=waits, message=hosts.message, unfinished=unfinished)
+        waits, broke_off = hosts.waiting_reason, hosts.start_broke_off
+        status = replace(status, waiting_reason=waits, message=hosts.message, start_broke_off=broke_off)
         status = replace(status, cpu=hosts.cpu, memory=hosts.memory)
         if len(workers) >= hosts.workers or hosts.waiting_reason:
             known = replace(known, unheard_since=None)

@@ -23,7 +23,7 @@ class WorkerHosts:
     """if not present: whether Kubernetes ended them as their time was over"""
     storage_failed: bool = False
     """if not present: whether a worker did not start, as no checkpoint could be kept"""
-    unfinished: bool = False
+    start_broke_off: bool = False
     """whether their start was interrupted before anything ran"""
     never_ran: bool = False
     """if not present: whether at least one worker did not start, through no fault of the job"""
@@ -32,7 +32,7 @@ class WorkerHosts:
     cpu: int = 0
     """milli-cores that the largest of them requests; 0: not known"""
     memory: int = 0
-    """MiB, likewise"""
+    """MiB that the largest of its pods requests; 0: not known"""
 
 
 GONE = WorkerHosts(0, present=False)

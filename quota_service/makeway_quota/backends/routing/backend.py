@@ -16,18 +16,18 @@ from ...policy import Document
 from ...quarantine import Quarantine
 from ...values import Notice
 from ..base import (
+    AttemptElsewhere,
     AttemptStatus,
     Backend,
     BackendError,
     BackendState,
     BackendUnavailable,
-    Elsewhere,
-    EndTries,
     Key,
     NodeStatus,
     Observation,
     Phase,
     StartOrder,
+    TerminationProgress,
 )
 from ..machines.machine_source import MachineSource
 from ..remote.channel import Channel
@@ -38,7 +38,7 @@ from .placements import EndedPlacements
 
 T = TypeVar("T")
 
-OVER = (Phase.EXITED, Phase.LOST)
+TERMINAL_PHASES = (Phase.EXITED, Phase.LOST)
 
 
 class RoutingBackend(Backend):
@@ -84,7 +84,7 @@ class RoutingBackend(Backend):
         if name := self._placed_on(*key):
             return self._by_name.get(name)
         reporting = [part for part in self.parts if key in part.attempts]
-        alive = [part for part in reporting if part.attempts[key].phase not in OVER]
+        alive = [part for part in reporting if part.attempts[key].phase not in TERMINAL_PHASES]
         return next(iter([*alive, *reporting]), None)
 
     def _parts_of(self, key: Key) -> list[RoutedPart]:
@@ -152,20 +152,20 @@ class RoutingBackend(Backend):
         part = self.part_of((workload, attempt))
         return self.lost_after if part is None else part.backend.lost_after_of(workload, attempt)
 
-    def identify(self, database: str) -> None:
+    def act_for_database(self, database: str) -> None:
         """Act in the name of this database."""
         for part in self.parts:
-            part.backend.identify(database)
+            part.backend.act_for_database(database)
 
-    def follow_placements(self, backend_of: Callable[[str, int], str]) -> None:
+    def use_backend_lookup(self, backend_of: Callable[[str, int], str]) -> None:
         """Learn where attempts were placed, also by an earlier process."""
         self._placed_on = backend_of
 
-    def read_placements(self, ended: Callable[[str], Awaitable[Mapping[int, str]]]) -> None:
+    def use_ended_backend_lookup(self, ended: Callable[[str], Awaitable[Mapping[int, str]]]) -> None:
         """Read where attempts that have ended were placed."""
         self._ended.read = ended
 
-    def running_elsewhere(self, workloads: Collection[str]) -> list[Elsewhere]:
+    def running_elsewhere(self, workloads: Collection[str]) -> list[AttemptElsewhere]:
         """Return what any of them finds."""
         return [attempt for part in self.parts for attempt in part.backend.running_elsewhere(workloads)]
 
@@ -306,20 +306,20 @@ class RoutingBackend(Backend):
 
     # -- what only some backends do
 
-    def set_aside_in(self, quarantine: Quarantine) -> None:
-        """Set aside in this quarantine what an observation fails with."""
+    def quarantine_in(self, quarantine: Quarantine) -> None:
+        """Add what an observation fails with to this quarantine."""
         for part in self.parts:
-            part.backend.set_aside_in(quarantine)
+            part.backend.quarantine_in(quarantine)
 
-    def guard(self, may_act: Callable[[], bool]) -> None:
+    def fence_with(self, may_act: Callable[[], bool]) -> None:
         """Act without an order only while `may_act`."""
         for part in self.parts:
-            part.backend.guard(may_act)
+            part.backend.fence_with(may_act)
 
-    def restart(self) -> None:
+    def begin_term(self) -> None:
         """Forget what an earlier term concluded and ordered."""
         for part in self.parts:
-            part.backend.restart()
+            part.backend.begin_term()
 
     def follow_policy(self, document: Callable[[], Document]) -> None:
         """Use the policy document that this returns."""
@@ -331,9 +331,9 @@ class RoutingBackend(Backend):
         for part in self.parts:
             part.backend.on_progress(note)
 
-    def end_tries(self, workload: str) -> EndTries | None:
+    def termination_progress(self, workload: str) -> TerminationProgress | None:
         """Return what was done to end what is left of a workload, by the first that was ordered to."""
-        return next(self._answers(lambda backend: backend.end_tries(workload)), None)
+        return next(self._answers(lambda backend: backend.termination_progress(workload)), None)
 
     def publish_event(self, key: Key, code: str, message: str) -> None:
         """Show a decision about an attempt beside its workers."""

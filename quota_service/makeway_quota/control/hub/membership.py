@@ -35,11 +35,11 @@ def holds(
     quarantine: Quarantine | None = None,
 ) -> ChangeSet:
     """Return the reasons of held jobs, where they are not written yet, and the ends of held sessions."""
-    change_set, aside = ChangeSet(), quarantine or Quarantine()
+    change_set, quarantine = ChangeSet(), quarantine or Quarantine()
     for id in sorted(held):
         row = rows.get(id)
         if row is not None and row.state == "pending":
-            with aside.guard(STEP, "workload", id):
+            with quarantine.guard(STEP, "workload", id):
                 _hold(change_set, row, people, names, now)
     return change_set
 

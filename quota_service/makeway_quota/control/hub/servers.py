@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ...backends.base import EndTries
+from ...backends.base import TerminationProgress
 from ...quarantine import Quarantine
 from ...wording import duration
 from .client import HubApi, HubUnreachable, HubUnreadable
@@ -92,7 +92,7 @@ class HubServers:
         """Call `changed` whenever more is known than before."""
         self._changed = changed
 
-    def guard(self, may_act: Callable[[], bool]) -> None:
+    def fence_with(self, may_act: Callable[[], bool]) -> None:
         """Stop servers only while `may_act` returns True."""
         self._may_act = may_act
 
@@ -186,14 +186,14 @@ class HubServers:
                 self._stopping[id] = loop.create_task(self._stop(id, server))
         return set(self._gone)
 
-    def end_tries(self, id: str, now: float) -> EndTries | None:
+    def termination_progress(self, id: str, now: float) -> TerminationProgress | None:
         """Return what was done to stop the server of a session; `now` in Unix seconds."""
         stopping = self._stops.get(id)
         if stopping is None:
             return None
         user, name = stopping.server
         server = f"server “{name or 'default'}” of {user}"
-        return EndTries((server,), stopping.tries, now + stopping.ask_at - self._clock(), stopping.why)
+        return TerminationProgress((server,), stopping.tries, now + stopping.ask_at - self._clock(), stopping.why)
 
     async def _stop(self, id: str, server: Server) -> None:
         """Stop one server and wait until the Hub lists it no more, however long that takes.

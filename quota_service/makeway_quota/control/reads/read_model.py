@@ -380,7 +380,7 @@ def use_of(node: NodeStatus, rows: Sequence[Workload], outside: tuple[int, ...] 
     pool nothing can start; where devices are only counted, work there holds some of those that the node still shows,
     and only what is held beyond their number is outside.
     """
-    shown_as = _shown_as(node, rows, outside) if node.counted else {}
+    shown_as = _shown_as(node, rows, outside) if node.anonymous_devices else {}
     if shown_as:
         outside = tuple(sorted(set(shown_as.values()).difference(node.devices)))
     taken = dict.fromkeys((*node.devices, *outside), 0)
@@ -399,7 +399,7 @@ def use_of(node: NodeStatus, rows: Sequence[Workload], outside: tuple[int, ...] 
                 taken[index] += ended.milli
     takes_work, unknown = node.ready and not node.cordoned, node.foreign_gpus
     free = dict.fromkeys(outside, 0)
-    if node.counted:
+    if node.anonymous_devices:
         unknown += sum(taken[index] for index in outside)
     for index, held in reversed([(index, taken[index]) for index in node.devices]):
         remaining = max(0, 1000 - held - node.foreign.get(index, 0)) if takes_work else 0

@@ -40,7 +40,7 @@ class ActiveRows:
     def __init__(self) -> None:
         self.rows: dict[str, Workload] | None = None
         """None until they were read."""
-        self.watched: dict[str, Workload] = {}
+        self.holding: dict[str, Workload] = {}
         """Those that hold GPUs or have a lease; not the thousands of jobs that wait."""
         self.urgent: dict[str, Workload] = {}
         """Jobs and sessions that a cycle may have to act upon: starting, noticed, terminating or cancelled."""
@@ -133,7 +133,7 @@ class ActiveRows:
 
     def _index(self, known: Workload | None, row: Workload) -> None:
         self.changed.add(row.id)
-        _put(self.watched, row, is_watched(row))
+        _put(self.holding, row, is_holding(row))
         _put(self.urgent, row, is_urgent(row))
         _put(self.nominated, row, row.live and bool(row.nomination))
         _group(self._by_team, known and (known.team or ""), row.team or "", row)
@@ -154,7 +154,7 @@ def newer(row: Workload, known: Workload) -> bool:
     return row.version > known.version or (row.version == known.version and row is not known and row != known)
 
 
-def is_watched(row: Workload) -> bool:
+def is_holding(row: Workload) -> bool:
     """Whether a row holds GPUs or has a lease."""
     return row.live and (row.kind == "session" or row.state != "pending")
 

@@ -35,7 +35,7 @@ class Expectations:
         """when it could not be told last whether an ordered attempt is there: its deadline begins again then"""
         self._reported: set[Key] = set()
 
-    def ordered(self, keys: Iterable[Key]) -> None:
+    def expect_starts(self, keys: Iterable[Key]) -> None:
         """Expect attempts that the backend was just ordered to start."""
         now = self._clock()
         for key in keys:
@@ -44,7 +44,7 @@ class Expectations:
     def note(self, attempts: Iterable[AttemptStatus]) -> None:
         """Note attempts that the backend reports; one whose start broke off has yet to be seen."""
         for attempt in attempts:
-            (self._reported.discard if attempt.unfinished else self._reported.add)(attempt.key)
+            (self._reported.discard if attempt.start_broke_off else self._reported.add)(attempt.key)
 
     def keep(self, rows: Mapping[str, Workload]) -> None:
         """Drop the attempts that are not the present one of a workload in `rows`, those that may hold GPUs."""
@@ -70,7 +70,7 @@ class Expectations:
         since = max(ordered, self._unknown.get(key, ordered))
         return "lost" if self._clock() - since >= self.deadline else "wait"
 
-    def unwritten(self, rows: Iterable[Workload], now: float) -> dict[str, float]:
+    def launch_times_to_store(self, rows: Iterable[Workload], now: float) -> dict[str, float]:
         """Return when attempts were ordered that are not running after a while, where the store does not say so."""
         result = {}
         for row in rows:

@@ -137,9 +137,9 @@ class PoolAssignment:
             memory=status.memory,
             ready=status.ready,
             cordoned=status.cordoned,
-            devices=() if status.counted else status.devices,
-            first_device=min(status.devices, default=0) if status.counted else 0,
-            host=status.name if divided and status.counted else "",
+            devices=() if status.anonymous_devices else status.devices,
+            first_device=min(status.devices, default=0) if status.anonymous_devices else 0,
+            host=status.name if divided and status.anonymous_devices else "",
             foreign_devices=tuple(sorted(whole)),
             foreign_gpus=part + status.foreign_gpus,
             foreign_cpu=status.foreign_cpu,
@@ -184,7 +184,7 @@ def sizes(nodes: Iterable[NodeStatus], document: Document) -> dict[str, int]:
     """Return the GPUs (whole devices) of every pool that has hosts.
 
     Where this host is all there is: of every static pool that is not picked by labels. A node that cannot be divided
-    among the pools, which the world sets aside, counts nowhere.
+    among the pools, which the world quarantines, counts nowhere.
     """
     nodes = tuple(nodes)
     result: dict[str, int] = {}

@@ -32,8 +32,8 @@ from .followers import Follower, Followers
 from .isolation import Faulty, changes_without, without
 from .observation import Observed, backend_of
 from .observed_requests import ObservedRequests
+from .pending_changes import PendingChanges
 from .pool_assignment import PoolAssignment, divide, sizes
-from .work_queue import WorkQueue
 from .workload_pods import WorkloadPods
 
 COUNTING, DIVIDING = NODE_STEPS = ("counting its pods", "dividing it among the pools")
@@ -66,7 +66,7 @@ class World:
         self.cycled = False
         """whether the loop has been through a cycle, or through an observation as a follower"""
         self.quarantine = Quarantine()
-        """what the steps of the cycle set aside"""
+        """what the steps of the cycle failed with"""
         self.observed = Observed()
         self._nodes: dict[str, NodeStatus] = {}
         """The nodes of `observed`, with what the pods of ended attempts hold."""
@@ -82,7 +82,7 @@ class World:
         """Which pool every GPU is in; the same object while nodes and document are."""
         self._seen_at: float | None = None
         self._active = ActiveRows()
-        self.work_queue = WorkQueue(self._active, self.observed, Expectations(start_deadline))
+        self.pending_changes = PendingChanges(self._active, self.observed, Expectations(start_deadline))
         self.durations = Durations()
         self.accounting = Accounting()
         self.durable_checkpoints = durable_checkpoints
@@ -95,7 +95,7 @@ class World:
         self.people = people or People(store)
         """Who is in which team, as far as is known."""
         self._view = self._new_view()
-        self._view.quarantine = self.work_queue.quarantine = self.quarantine
+        self._view.quarantine = self.pending_changes.quarantine = self.quarantine
         self._unfollowed: dict[str, tuple[Workload | None, Workload]] = {}
         """rows, before and after, that were committed and could not be followed"""
         self.excluded = Faulty()
@@ -120,7 +120,7 @@ class World:
         self._observe_clock()
         changes = self.observed.take(observation)
         self.returned.update(changes.returned)
-        self.work_queue.expectations.note(observation.attempts)
+        self.pending_changes.expectations.note(observation.attempts)
         if self._active.rows is not None:
             self.requested.keep(self._active.rows)
         self._note_requests(observation.attempts, changes.changed)
@@ -259,7 +259,7 @@ class World:
     @property
     def warnings(self) -> list[str]:
         """What is wrong with some of several backends, in sentences; all of them are `problem`."""
-        return [] if self.problem else self.observed.backends.sentences(self._active.watched)
+        return [] if self.problem else self.observed.backends.sentences(self._active.holding)
 
     def problem_of(self, row: Workload) -> str | None:
         """Why a workload is as it is, whatever it was told: its backend, or all of them, cannot be observed."""
@@ -331,15 +331,15 @@ class World:
         await self._follow()
         return (self._active.rows or {}).get(id)
 
-    async def watched(self) -> dict[str, Workload]:
+    async def holding(self) -> dict[str, Workload]:
         """Return those of `rows` that may hold something or have a lease, not the thousands of jobs that wait."""
         await self._follow()
-        return dict(self._active.watched)
+        return dict(self._active.holding)
 
     async def placed(self) -> dict[str, Workload]:
         """Return those of `rows` that may hold something, and those that have a nomination."""
         await self._follow()
-        return {**self._active.watched, **self._active.nominated}
+        return {**self._active.holding, **self._active.nominated}
 
     async def _follow(self) -> None:
         """Read the rows once, and take in what was committed since."""

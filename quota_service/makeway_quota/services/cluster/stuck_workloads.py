@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from ...backends.base import EndTries
+from ...backends.base import TerminationProgress
 from ...control.hub.servers import HubServers
 from ...store.records import Workload
 from ...wording.remedies import WorkerKind, remedy
@@ -68,7 +68,7 @@ class HangingService:
         if not caller.admin:
             return []
         context = self._context
-        rows = await context.world.watched()
+        rows = await context.world.holding()
         leftovers = self._evicted(rows)
         for id, outliving in self._outliving().items():
             leftovers[id] = leftovers[id].merged(outliving) if id in leftovers else outliving
@@ -103,7 +103,7 @@ class HangingService:
         return result
 
     def _entry(self, id: str, leftover: _Leftover, row: Workload | None) -> Hanging:
-        tries = self._tries(id, row) or EndTries()
+        tries = self._tries(id, row) or TerminationProgress()
         nodes = tuple(sorted(leftover.held))
         statuses = self._context.world.observed.nodes
         down = [name for name in nodes if name in statuses and not statuses[name].ready]
@@ -128,7 +128,7 @@ class HangingService:
     def _place(self) -> WorkerKind:
         return self._context.backend.worker_kind
 
-    def _tries(self, id: str, row: Workload | None) -> EndTries | None:
+    def _tries(self, id: str, row: Workload | None) -> TerminationProgress | None:
         if row is not None and row.kind == "session" and self._servers is not None:
-            return self._servers.end_tries(id, self._context.clock())
-        return self._context.backend.end_tries(id)
+            return self._servers.termination_progress(id, self._context.clock())
+        return self._context.backend.termination_progress(id)

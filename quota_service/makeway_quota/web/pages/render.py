@@ -86,11 +86,11 @@ FAILED = "The last cycle of decisions failed and is repeated. Nothing starts mea
 
 
 def _problem(services: Services, visitor: Visitor | None) -> str | None:
-    """Return what does not work at the moment; an administrator reads the names of what is set aside."""
+    """Return what does not work at the moment; an administrator reads the names of what is quarantined."""
     world = services.context.world
-    aside = world.quarantine.sentence(named=visitor is not None and visitor.caller.admin)
+    quarantined = world.quarantine.sentence(named=visitor is not None and visitor.caller.admin)
     failed = FAILED if world.failure else None
-    return " ".join(filter(None, (world.problem, *world.warnings, failed, aside, world.people.problem))) or None
+    return " ".join(filter(None, (world.problem, *world.warnings, failed, quarantined, world.people.problem))) or None
 
 
 async def render(request: Request, template: str, visitor: Visitor | None, **values: Any) -> str:

@@ -156,7 +156,7 @@ class AttemptPods:
         self._due.add(key)
 
     def break_off(self, key: Key) -> None:
-        """Report an attempt as unfinished until it is started, whatever pods it has."""
+        """Report that the start of an attempt broke off until it is started, whatever pods it has."""
         self._put(key, self.attempt(key).broken_off())
         self._due.add(key)
 

@@ -18,7 +18,7 @@ from .pod_ends import NO_COMMAND, gone, hosts_of, never_ran
 from .pod_states import JobPod
 from .pod_waits import LIMITS
 
-UNFINISHED = WorkerHosts(0, unfinished=True)
+BROKE_OFF = WorkerHosts(0, start_broke_off=True)
 MAX_RECREATIONS = 3
 """How often the pods of an attempt are made again that others deleted before they ran; then its job waits longer."""
 
@@ -113,7 +113,7 @@ def step(
     if attempt.phase is AttemptPhase.BROKEN_OFF and reports:
         attempt = attempt.without_start()  # it started all the same
     if attempt.phase is AttemptPhase.BROKEN_OFF:
-        return replace(attempt, hosts=UNFINISHED)
+        return replace(attempt, hosts=BROKE_OFF)
     if attempt.phase is AttemptPhase.FORGOTTEN:
         return replace(attempt, hosts=None) if pods else PodAttempt()
     if pods:
@@ -121,9 +121,7 @@ def step(
     if attempt.last:
         last = attempt.last.values()
         recreate = attempt.recreations < MAX_RECREATIONS and not reports and never_ran(last, cluster.usable)
-        return replace(
-            attempt, phase=AttemptPhase.DELETED, hosts=UNFINISHED if recreate else gone(last, cluster.usable)
-        )
+        return replace(attempt, phase=AttemptPhase.DELETED, hosts=BROKE_OFF if recreate else gone(last, cluster.usable))
     if attempt.phase is AttemptPhase.CREATED:
         return replace(attempt, hosts=WorkerHosts(attempt.workers))
     return PodAttempt(recreations=attempt.recreations, read_reports=attempt.read_reports)
@@ -159,7 +157,7 @@ def _waiting(
         return replace(attempt, phase=AttemptPhase.WAITING, hosts=hosts)
     last = attempt.last.values()
     if not reported and (reason == "token" or (reason == "incomplete" and never_ran(last, cluster.usable))):
-        return replace(attempt, phase=AttemptPhase.UNRECOVERABLE, hosts=replace(hosts, unfinished=True))
+        return replace(attempt, phase=AttemptPhase.UNRECOVERABLE, hosts=replace(hosts, start_broke_off=True))
     if reason == "incomplete" and last:
         return replace(attempt, phase=AttemptPhase.EXPIRED, hosts=gone(last, cluster.usable))
     return replace(attempt, phase=AttemptPhase.EXPIRED, hosts=_expired(hosts, cluster.limits[reason]))

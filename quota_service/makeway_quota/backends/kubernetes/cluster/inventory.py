@@ -158,11 +158,11 @@ class KubernetesInventory:
         return self._statuses
 
     def _note_devices(self) -> None:
-        """Set aside that DRA devices cannot be followed, as long as they alone cannot: everything else goes on."""
+        """Quarantine the following of DRA devices while it alone fails: everything else goes on."""
         if not (problem := self.devices.problem):
             self.quarantine.passed(FOLLOWING, "step", FOLLOWING)
         elif not self.problem and not self.quarantine.rests(FOLLOWING, "step", FOLLOWING):
-            self.quarantine.set_aside(FOLLOWING, "step", FOLLOWING, ApiUnreachable(problem))
+            self.quarantine.add(FOLLOWING, "step", FOLLOWING, ApiUnreachable(problem))
 
     def _is_done(self, step: str, kind: Kind, name: str, work: Callable[[], None]) -> bool:
         """Whether something was done with one node or pod; False where it fails, or has to rest after it failed."""
@@ -281,7 +281,7 @@ def _node_status(
         name=node.name,
         pool=parts[0].pool if parts else "",
         devices=tuple(device for part in parts for device in part.devices),
-        counted=True,
+        anonymous_devices=True,
         model=model_of(node),
         cpu=_offered(node, "cpu"),
         memory=_offered(node, "memory"),

@@ -1,4 +1,4 @@
-"""Queue the rows and attempts that the next cycle has to reconcile: those that changed, and those it may act upon.
+"""Keep the rows and attempts that the next cycle has to reconcile: those that changed, and those it may act upon.
 
 A running job without changes costs a cycle nothing. Every RESYNC_SECONDS everything is reconciled, so that nothing
 depends on a change being noticed.
@@ -20,10 +20,10 @@ STEP = "looking for its attempt"
 RESYNC_SECONDS = 60.0
 """Seconds from one cycle that reconciles everything to the next."""
 
-OVER = (Phase.EXITED, Phase.LOST)
+TERMINAL_PHASES = (Phase.EXITED, Phase.LOST)
 
 
-class WorkQueue:
+class PendingChanges:
     """The changes that no cycle has handled yet. Used by the loop only."""
 
     def __init__(
@@ -49,13 +49,15 @@ class WorkQueue:
     def rows(self) -> dict[str, Workload]:
         """Return the rows that a cycle may have to act upon, and those of the attempts in `observation`."""
         self._gather()
-        rows = self.active.watched
+        rows = self.active.holding
         if self._whole:
             return dict(rows)
         return {id: rows[id] for id in self._ids if id in rows}
 
     def observation(self, now: float) -> Observation:
-        """Return the attempts of these rows and of no row, as they are reported; those that are lost as LOST."""
+        """Return the reported attempts of the rows in scope, those that belong to no row, and a LOST entry for each
+        attempt judged lost.
+        """
         rows = self.rows()
         attempts = self.observed.attempts
         if self._whole:
@@ -66,25 +68,25 @@ class WorkQueue:
         lost = [self._lost(row) for row in self._absent(rows.values()) if self._verdict(row, now) == "lost"]
         return Observation(tuple(self.observed.nodes.values()), (*result, *lost), synced=self.observed.synced)
 
-    def expected(self, now: float) -> set[Key]:
+    def not_to_start(self, now: float) -> set[Key]:
         """Return the attempts that are not reported and must not be started (again)."""
         absent = self._absent(self.rows().values())
         return {(row.id, row.attempt) for row in absent if self._verdict(row, now) != "start"}
 
-    def ordered(self, now: float, postponed: Collection[Key] = ()) -> None:
+    def expect_starts(self, now: float, postponed: Collection[Key] = ()) -> None:
         """Expect the attempts that were just ordered to start: not reported, to be started, and not postponed."""
         absent = self._absent(self.rows().values())
         keys = [(row.id, row.attempt) for row in absent if self._verdict(row, now) == "start"]
-        self.expectations.ordered(key for key in keys if key not in postponed)
+        self.expectations.expect_starts(key for key in keys if key not in postponed)
 
-    def unwritten(self, now: float) -> dict[str, float]:
+    def launch_times_to_store(self, now: float) -> dict[str, float]:
         """Return when attempts were ordered that are not running after a while, where the store does not say so."""
-        return self.expectations.unwritten(self.rows().values(), now)
+        return self.expectations.launch_times_to_store(self.rows().values(), now)
 
-    def done(self) -> None:
+    def end_cycle(self) -> None:
         """End a cycle that went through; keep attempts that are over, or that should not run, until they are gone.
 
-        Rows that some step has set aside stay, too.
+        Rows that some step has quarantined stay, too.
         """
         attempts = self.observed.attempts
         self.observed.changed = {
@@ -94,7 +96,7 @@ class WorkQueue:
         if self._whole:
             self._whole, self._resync_at = False, self._clock()
             self.observed.changed |= {key for key, attempt in attempts.items() if self._is_obsolete(attempt)}
-            self.expectations.keep(self.active.watched)
+            self.expectations.keep(self.active.holding)
 
     def _gather(self) -> None:
         if self._resync_at is None or self._clock() - self._resync_at >= RESYNC_SECONDS:
@@ -127,6 +129,6 @@ class WorkQueue:
 
     def _is_obsolete(self, attempt: AttemptStatus) -> bool:
         """Whether an attempt is over, or is not the present one of a workload that holds GPUs."""
-        row = self.active.watched.get(attempt.workload)
+        row = self.active.holding.get(attempt.workload)
         present = row is not None and row.attempt == attempt.attempt and row.state != "pending"
-        return attempt.phase in OVER or not present
+        return attempt.phase in TERMINAL_PHASES or not present
