@@ -64,24 +64,24 @@ def measure() -> Iterator[Measured]:
     )
 
 
-def _incremental(result: Run, crowd: str, cold: float) -> Iterator[Measured]:
+def _incremental(run: Run, crowd: str, cold: float) -> Iterator[Measured]:
     """Show R3: time of a pass after one job ended, and the memory of the process."""
     yield Measured(
         f"R3: one job ends, the engine stays, {crowd}",
         "ms",
-        [1000 * item for item in result.seconds],
+        [1000 * item for item in run.seconds],
         "a pass from a snapshot of the same",
         1000 * cold,
         goal=50.0,
-        note=f"{1000 * result.cpu:.3g} ms of one processor; {result.facts['started']} of {ENDS} passes started a job.",
-        facts={**result.facts, "cpu": result.cpu},
+        note=f"{1000 * run.cpu:.3g} ms of one processor; {run.facts['started']} of {ENDS} passes started a job.",
+        facts={**run.facts, "cpu": run.cpu},
     )
     yield Measured(
         f"R3: memory, {crowd}",
         "MiB",
-        [result.peak],
+        [run.peak],
         "the process that made one pass from a snapshot",
-        result.facts["cold_peak"],
+        run.facts["cold_peak"],
         goal=500.0,
         note="The most that the process ever took, with the snapshot in it.",
     )

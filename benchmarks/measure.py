@@ -82,16 +82,16 @@ def row(item: Measured) -> tuple[str, ...]:
     return (item.name, value, worst, goal, met, base, f"{number(item.ratio)}×")
 
 
-def report(result: Sequence[Measured]) -> str:
+def report(measurements: Sequence[Measured]) -> str:
     """Return the measurements as a table for a terminal."""
-    rows = [HEAD, *map(row, result)]
+    rows = [HEAD, *map(row, measurements)]
     widths = [max(len(cells[at]) for cells in rows) for at in range(len(HEAD))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in rows]
-    notes = [f"  {one.name}: {one.note}" for one in result if one.note]
+    notes = [f"  {one.name}: {one.note}" for one in measurements if one.note]
     return "\n".join([machine(), "", *lines, "", *notes])
 
 
-def with_section(page: str, title: str, result: Sequence[Measured]) -> str:
+def with_section(page: str, title: str, measurements: Sequence[Measured]) -> str:
     """Return docs/benchmarks.md with this section made anew, or added at the end."""
     head, *sections = page.split("\n## ")
     made = {text.partition("\n")[0]: text.rstrip("\n") + "\n" for text in sections}
@@ -100,9 +100,9 @@ def with_section(page: str, title: str, result: Sequence[Measured]) -> str:
         f"Measured on: {machine()}.\n",
         f"| {' | '.join(HEAD)} |",
         f"|{'---|' * len(HEAD)}",
-        *(f"| {' | '.join(row(one))} |" for one in result),
+        *(f"| {' | '.join(row(one))} |" for one in measurements),
         "",
-        *(f"- **{one.name}**: {one.note}" for one in result if one.note),
+        *(f"- **{one.name}**: {one.note}" for one in measurements if one.note),
         "",
     ]
     made[title] = "\n".join(lines)

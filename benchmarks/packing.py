@@ -165,10 +165,10 @@ class Check:
 HEAD = ("check", "what", "% at 100 %", "% at 130 %", "goal", "met", "published best", "ratio")
 
 
-def checks(result: Results, published: dict[tuple[str, str], Report]) -> list[Check]:
+def checks(reports_by_case: Results, published: dict[tuple[str, str], Report]) -> list[Check]:
     """Compare what was reached with what was asked and with what the authors published."""
     lines = []
-    for (variant, policy, reshuffled), reports in result.items():
+    for (variant, policy, reshuffled), reports in reports_by_case.items():
         reached, later = mean(a for a, _ in reports), mean(b for _, b in reports)
         best = max(a for (v, _), (a, _) in published.items() if v == variant)
         if policy != "makeway":

@@ -179,33 +179,33 @@ def cycle_facts(client: Client) -> tuple[int, float]:
     return round(count), float(values["makeway_cycle_seconds_sum"]) / max(1.0, count)
 
 
-def row(result: Outcome, record: Mapping[str, Any], share: float, cpu: float, cycles: tuple[int, float]) -> Measured:
+def row(outcome: Outcome, record: Mapping[str, Any], share: float, cpu: float, cycles: tuple[int, float]) -> Measured:
     """Return the row of the report."""
     work = bound(share) * UNITS * GROUPS
-    waits = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in result.admission.items())
+    waits = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in outcome.admission.items())
     lag = max(0.0, record["late"])
     patience = " and ".join(f"{c.name} ones {c.patience:g} s" for c in CLASSES if c.patience)
     return Measured(
-        f"queue mix, {result.finished:,} jobs in {GROUPS * QUEUES} queues, until the last one ended",
+        f"queue mix, {outcome.finished:,} jobs in {GROUPS * QUEUES} queues, until the last one ended",
         "s",
-        [result.wall],
+        [outcome.wall],
         "the work alone",
         bound(share),
         goal=GOAL if share == 1 else None,
         note=(
-            f"{100 * bound(share) / result.wall:.1f} % of what is possible (published elsewhere: "
-            f"{100 * bound() / PUBLISHED:.0f} %, {PUBLISHED:.0f} s); {result.finished / result.wall:.1f} jobs/s. "
+            f"{100 * bound(share) / outcome.wall:.1f} % of what is possible (published elsewhere: "
+            f"{100 * bound() / PUBLISHED:.0f} %, {PUBLISHED:.0f} s); {outcome.finished / outcome.wall:.1f} jobs/s. "
             f"Jobs are evicted only for jobs that waited for a moment ({patience}). "
-            f"Mean time to admission: {waits}. {result.evictions} evictions, {result.wasted:,.0f} unit-seconds lost "
-            f"({100 * result.wasted / work:.1f} % of the work). Service CPU {cpu:.1f} s "
-            f"({1000 * cpu / result.finished:.2f} ms a job), {cycles[0]} cycles of {1000 * cycles[1]:.0f} ms; "
+            f"Mean time to admission: {waits}. {outcome.evictions} evictions, {outcome.wasted:,.0f} unit-seconds lost "
+            f"({100 * outcome.wasted / work:.1f} % of the work). Service CPU {cpu:.1f} s "
+            f"({1000 * cpu / outcome.finished:.2f} ms a job), {cycles[0]} cycles of {1000 * cycles[1]:.0f} ms; "
             f"submitting took {1000 * record['median']:.0f} ms (95 %: {1000 * record['p95']:.0f} ms), at most "
             f"{lag:.1f} s late. Jobs exist in memory only; everything else is real."
         ),
         facts={
-            "admission": dict(result.admission),
-            "evictions": result.evictions,
-            "wasted_unit_seconds": result.wasted,
+            "admission": dict(outcome.admission),
+            "evictions": outcome.evictions,
+            "wasted_unit_seconds": outcome.wasted,
             "service_cpu_seconds": cpu,
             "load_cpu_seconds": record["cpu"],
             "cycles": cycles[0],

@@ -216,18 +216,18 @@ def read(file: Path) -> list[Day]:
     return [Day(**day) for day in json.loads(file.read_text(encoding="utf-8"))]
 
 
-def report(result: Sequence[Day]) -> Iterator[Measured]:
+def report(days: Sequence[Day]) -> Iterator[Measured]:
     """Compare the last day with the day on which the oldest jobs were removed for the first time."""
-    full, end = result[KEPT_DAYS], result[-1]
+    full, end = days[KEPT_DAYS], days[-1]
     name = f"after {end.day} days and {end.jobs:,} jobs on a fake clock"
-    slowest = max(day.slowest for day in result)
+    slowest = max(day.slowest for day in days)
     base = f"on day {full.day}, when {KEPT_DAYS} days of jobs were kept"
     note = (
         f"Ended workloads and decisions are kept for {KEPT_DAYS} days here, events for {EVENT_DAYS}; real store, loop, "
         f"services, retention and job folders, machines in memory; {end.evictions:,} evictions. The longest "
         f"transaction of the retention took {1000 * slowest:.0f} ms."
     )
-    facts = {"days": [asdict(day) for day in result]}
+    facts = {"days": [asdict(day) for day in days]}
     for what, attribute, unit, size in (
         ("database", "database", "MiB", 2**20),
         ("memory", "resident", "MiB", 2**20),
@@ -241,7 +241,7 @@ def report(result: Sequence[Day]) -> Iterator[Measured]:
 HEAD = ("day", "jobs so far", "workloads", "decisions", "events", "database (MiB)", "memory (MiB)", "job folders")
 
 
-def table(result: Sequence[Day]) -> str:
+def table(days: Sequence[Day]) -> str:
     """Return the first day and every tenth as a table for a page."""
     rows = [
         (
@@ -250,7 +250,7 @@ def table(result: Sequence[Day]) -> str:
             *(f"{size / 2**20:.0f}" for size in (day.database, day.resident)),
             f"{day.folders:,}",
         )
-        for day in result
+        for day in days
         if day.day == 1 or day.day % 10 == 0
     ]
     return markdown(HEAD, rows)

@@ -82,9 +82,9 @@ def add(folder: Folder, api: Api, names: list[str], gpus: int, model: str) -> No
     processes.wait_until(ready, f"One of {len(names)} simulated nodes", seconds, lambda: processes.check(folder))
 
 
-def is_ready(result: Object) -> bool:
+def is_ready(item: Object) -> bool:
     """Whether a node or a pod says that it is ready."""
-    conditions = result.get("status", {}).get("conditions", [])
+    conditions = item.get("status", {}).get("conditions", [])
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 

@@ -84,12 +84,12 @@ def feature_rows(root: Path) -> list[dict[str, Any]]:
     return sections
 
 
-def features_page(sections: list[dict[str, Any]], result: list[Proof]) -> str:
+def features_page(sections: list[dict[str, Any]], proofs: list[Proof]) -> str:
     """Lay every row out with its tests, or with what it still waits for."""
     tests: dict[str, list[Proof]] = {}
-    for proof in result:
+    for proof in proofs:
         tests.setdefault(proof.row, []).append(proof)
-    breadth = Counter((proof.file, proof.test) for proof in result)
+    breadth = Counter((proof.file, proof.test) for proof in proofs)
     rows = [row for section in sections for row in section["rows"]]
     proven = sum(row["id"] in tests for row in rows)
     lines = [
@@ -119,7 +119,7 @@ BROAD = 8
 """A test that covers more rows than this proves none of them as well as one that is about it."""
 
 
-def best_first(result: list[Proof], breadth: Mapping[tuple[str, str], int], best: str = "") -> list[Proof]:
+def best_first(proofs: list[Proof], breadth: Mapping[tuple[str, str], int], best: str = "") -> list[Proof]:
     """Sort the proofs of a row: the one that the row names as its `best`, then precise tests before broad ones.
 
     Of those the ones in which most of the portal runs come first, and of these the ones of the fewest rows.
@@ -132,21 +132,21 @@ def best_first(result: list[Proof], breadth: Mapping[tuple[str, str], int], best
         named = f"{proof.file.removeprefix('tests/')}::{proof.test}" == best
         return not named, rows > BROAD, tier, rows, proof
 
-    return sorted(result, key=key)
+    return sorted(proofs, key=key)
 
 
-def feature_line(row: dict[str, Any], result: list[Proof]) -> str:
+def feature_line(row: dict[str, Any], proofs: list[Proof]) -> str:
     """Lay one row out as a line of the table; the first proof has a line of its own, the others follow by file."""
     by_file: dict[str, list[str]] = {}
-    for proof in result[1:]:
+    for proof in proofs[1:]:
         by_file.setdefault(proof.file, []).append(proof.test)
-    cells = [tests_of(result[0].file, [result[0].test])] if result else []
+    cells = [tests_of(proofs[0].file, [proofs[0].test])] if proofs else []
     if by_file:
         cells.append("also " + "; ".join(tests_of(file, by_file[file]) for file in by_file))
     later = row.get("later")
     if later:
-        cells.append(f"*later: {later}*" if result else f"not yet: comes with {later}")
-    elif not result:
+        cells.append(f"*later: {later}*" if proofs else f"not yet: comes with {later}")
+    elif not proofs:
         cells.append("not yet")
     return f"| {row['id']} | {cell(row['behaviour'])} | {cell(row['check'])} | {'<br>'.join(cells)} |"
 

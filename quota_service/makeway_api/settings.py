@@ -153,18 +153,18 @@ def _fields(declarations: type, prefix: str) -> Iterator[tuple[str, Setting | _G
             yield field.name, made
 
 
-def _trait(result: Setting) -> Any:
+def _trait(declared: Setting) -> Any:
     from traitlets import Bool, Enum, Float, Int, Unicode
 
-    if result.choices:
-        return Enum(list(result.choices), default_value=result.default, help=result.help)
-    if isinstance(result.default, bool):
-        return Bool(result.default, help=result.help)
-    if isinstance(result.default, str):
-        return Unicode(result.default, help=result.help)
-    if isinstance(result.default, int):
-        return Int(result.default, min=result.min, max=result.max, help=result.help)
-    return Float(result.default, min=result.min, max=result.max, help=result.help)
+    if declared.choices:
+        return Enum(list(declared.choices), default_value=declared.default, help=declared.help)
+    if isinstance(declared.default, bool):
+        return Bool(declared.default, help=declared.help)
+    if isinstance(declared.default, str):
+        return Unicode(declared.default, help=declared.help)
+    if isinstance(declared.default, int):
+        return Int(declared.default, min=declared.min, max=declared.max, help=declared.help)
+    return Float(declared.default, min=declared.min, max=declared.max, help=declared.help)
 
 
 def _whole(value: Any) -> Any:

@@ -246,14 +246,14 @@ class _Reader(io.RawIOBase):
         return whole[:end]
 
 
-def _superseded(result: list[Stored]) -> list[Stored]:
+def _superseded(uploads: list[Stored]) -> list[Stored]:
     """Return uploads, all but the newest of each content without their digest, so that no row keeps them."""
     newest: dict[str, Stored] = {}
-    for stored in result:
+    for stored in uploads:
         known = newest.get(stored.digest)
         if known is None or (stored.at, stored.place) > (known.at, known.place):
             newest[stored.digest] = stored
-    return [stored if newest[stored.digest] is stored else stored._replace(digest="") for stored in result]
+    return [stored if newest[stored.digest] is stored else stored._replace(digest="") for stored in uploads]
 
 
 def _is_temporary(error: BaseException | None) -> bool:

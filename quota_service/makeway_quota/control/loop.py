@@ -164,7 +164,7 @@ class Loop:
             self.limits.wait(),
             self.world.quarantine.due(),
         )
-        return min(self.tick, *(self.tick if item is None else item for item in due))
+        return min(self.tick, *(self.tick if seconds is None else seconds for seconds in due))
 
     async def _once(self) -> None:
         """Run cycles as the leader, else observe as a follower."""
@@ -259,7 +259,7 @@ class Loop:
         pending_changes, quarantine = self.world.pending_changes, self.world.quarantine
         rows = await self.world.rows_as_of_now()
         observation = pending_changes.observation(now)
-        if ended := [item.workload for item in observation.attempts if item.phase in (Phase.EXITED, Phase.LOST)]:
+        if ended := [status.workload for status in observation.attempts if status.phase in (Phase.EXITED, Phase.LOST)]:
             await self._write_progress(ended)
         reconciled, overdue, expired = self._reported(rows, observation, now), ChangeSet(), ChangeSet()
         note_launched(reconciled, pending_changes.launch_times_to_store(now))

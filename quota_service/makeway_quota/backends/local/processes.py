@@ -47,8 +47,8 @@ class Mark:
         except OSError as error:
             raise_own(error)
             return None
-        result = dict(entry.split(b"=", 1) for entry in entries if entry.startswith(b"MAKEWAY_") and b"=" in entry)
-        directory, attempt = result.get(b"MAKEWAY_JOB_DIR"), result.get(b"MAKEWAY_ATTEMPT", b"")
+        variables = dict(entry.split(b"=", 1) for entry in entries if entry.startswith(b"MAKEWAY_") and b"=" in entry)
+        directory, attempt = variables.get(b"MAKEWAY_JOB_DIR"), variables.get(b"MAKEWAY_ATTEMPT", b"")
         if directory is None or not NUMBER.fullmatch(attempt):
             return None
         return cls(os.fsdecode(directory), int(attempt))

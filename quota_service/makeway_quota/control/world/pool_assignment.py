@@ -203,7 +203,7 @@ def _parts(status: NodeStatus, document: Document) -> tuple[NodeStatus, ...]:
     if status.parts:
         parts = status.by_pool()
         return tuple(
-            replace(item, terminating=_terminating_on(status, item.devices, first=item is parts[0])) for item in parts
+            replace(part, terminating=_terminating_on(status, part.devices, first=part is parts[0])) for part in parts
         )
     if status.pool:
         return (status,)
