@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from agent.machine_service import MachineService
 from agent.machines import TestMachine
 from agent.podman import DEFAULT, OTHER, Podman
-from makeway.agent.containers import container_environment, gpu_flags
+from makeway.agent.containers import container_environment, gpu_flags, pass_token
 from pods import wait_until
 
 EXITED = {("j-1", 1, 0): "exited"}
@@ -226,6 +227,48 @@ def test_a_container_whose_worker_is_forgotten_is_removed(
     boxes.start()
     wait_until(lambda: podman.containers() == ["other"], "that it is removed")
     podman("rm", "--force", "--time=0", "other")
+
+
+@pytest.mark.slow
+def test_a_job_that_forges_the_files_of_its_folder_reaches_nothing_outside_of_its_container(
+    boxes: TestMachine, service: MachineService, podman: Podman
+) -> None:
+    victim = boxes.folder / "victim"
+    victim.write_text("as before\n")
+    forged = '{"runtime": "podman", "container": "--all", "pid": 1, "ticks": 1, "boot": "", "devices": []}'
+    service.commands["j-1"] = [
+        *("sh", "-c"),
+        f"""cd "$MAKEWAY_JOB_DIR" && rm -f launcher.err worker.json lock && echo '{forged}' >worker.json &&
+        ln -s {victim} launcher.err && ln -s {victim} lock && echo of the job >/proc/1/fd/2; exit 7""",
+    ]
+    service.order(boxed(service, job="j-2"))
+    boxes.start()
+    wait_until(lambda: service.states().get(("j-2", 1, 0)) == "running", "the start of the other job")
+    (other,) = podman.containers()
+    service.order(boxed(service, job="j-2"), boxed(service, devices=[1]))
+    wait_until(lambda: service.states().get(("j-1", 1, 0)) == "exited", "the end of the job")
+    assert victim.read_text() == "as before\n"
+    assert podman.containers() == [other]
+    assert code(service) == 7
+    boxes.kill()
+    boxes.start()
+    expected = {("j-1", 1, 0): "exited", ("j-2", 1, 0): "running"}
+    service.reports.clear()
+    wait_until(lambda: service.states() == expected, "reports of the new agent")
+    assert podman.containers() == [other]
+
+
+def test_a_token_is_written_to_nothing_but_the_pipe_of_its_launcher(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("as before")
+    for forge in (lambda path: path.symlink_to(victim), lambda path: path.hardlink_to(victim)):
+        folder = tmp_path / "worker"
+        folder.mkdir()
+        forge(folder / "token")
+        with subprocess.Popen(["sleep", "1"]) as process:
+            assert not pass_token(str(folder), "token of the worker", process.pid)
+        assert victim.read_text() == "as before"
+        shutil.rmtree(folder)
 
 
 ORDER = {"devices": [1, 3], "cpu_only": False, "virtual": False}

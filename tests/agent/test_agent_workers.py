@@ -52,7 +52,7 @@ class Machine:
         home.mkdir(parents=True)
         process = subprocess.Popen(words or ("sleep", "1000"), env={"PATH": os.environ["PATH"]})
         own = {"pid": process.pid, "ticks": start_time(process.pid), "boot": boot_id(), "devices": [0]}
-        (home / "worker.json").write_text(json.dumps({**own, **record}))
+        home.with_name(f"{home.name}.json").write_text(json.dumps({**own, **record}))
         self.launchers.append(process)
         self.again()
         return process
@@ -187,12 +187,33 @@ def test_a_launcher_of_another_boot_has_ended(machine: Machine, wanted: MachineO
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": "x", "ticks": null}', '{"pid": true}', "\0" * 50])
 def test_a_damaged_record_is_no_launcher(machine: Machine, text: str) -> None:
     machine.home().mkdir(parents=True)
-    (machine.home() / "worker.json").write_text(text)
+    machine.home().with_name("0.json").write_text(text)
     machine.again()
     machine.sync(NOTHING, 1)
     machine.sync(NOTHING, UNWANTED_SECONDS)
     machine.sync(NOTHING, 1)
     assert machine.workers.workers == {}
+
+
+def test_the_launcher_of_an_agent_of_an_earlier_release_is_adopted(machine: Machine, wanted: MachineOrders) -> None:
+    process = machine.launcher()
+    os.rename(machine.home().with_name("0.json"), machine.home() / "worker.json")
+    machine.again()
+    machine.sync(wanted)
+    assert (machine.worker.record["pid"], machine.worker.process) == (process.pid, None)
+
+
+def test_a_record_in_the_folder_of_a_worker_says_nothing_beside_that_of_the_agent(machine: Machine) -> None:
+    other = subprocess.Popen(["sleep", "1000"])
+    machine.launchers.append(other)
+    process = machine.launcher()
+    forged = {"pid": other.pid, "ticks": start_time(other.pid), "boot": boot_id(), "devices": [0]}
+    (machine.home() / "worker.json").write_text(json.dumps(forged))
+    machine.again()
+    machine.sync(NOTHING)
+    machine.sync(NOTHING, UNWANTED_SECONDS)
+    assert ended(process) == -signal.SIGTERM
+    assert other.poll() is None
 
 
 def test_odd_folders_among_those_of_workers_are_left_alone(machine: Machine) -> None:
@@ -234,7 +255,7 @@ def test_a_disk_that_is_full_for_a_moment_delays_a_start_only(
     started = machine.worker.process
     assert started is not None
     machine.launchers.append(started)
-    wait_until(lambda: (machine.home() / "worker.json").exists(), "the record of the launcher")
+    wait_until(lambda: machine.home().with_name("0.json").exists(), "the record of the launcher")
 
 
 def test_ends_without_a_report_of_the_launcher_have_no_exit_code_after_an_adoption(machine: Machine) -> None:

@@ -11,11 +11,13 @@ import contextlib
 import json
 import os
 import shutil
+import stat
 import subprocess
 import time
 from typing import Any, NamedTuple
 
 from .environment import KEPT_PREFIXES, NO_GPUS
+from .starter import beside, read_record
 
 RUNTIMES = ("podman", "docker")
 AGENT_LABEL, FOLDER_LABEL = "makeway.agent", "makeway.folder"
@@ -115,12 +117,16 @@ def pass_token(folder: str, token: str, pid: int) -> bool:
     ends = time.monotonic() + TOKEN_SECONDS
     while time.monotonic() < ends and os.path.exists(f"/proc/{pid}"):
         try:
-            descriptor = os.open(os.path.join(folder, TOKEN_PIPE), os.O_WRONLY | os.O_NONBLOCK)
+            descriptor = os.open(os.path.join(folder, TOKEN_PIPE), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         except OSError:  # the launcher does not read yet
             time.sleep(0.02)
             continue
-        os.write(descriptor, token.encode())
-        os.close(descriptor)
+        try:
+            if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):  # what runs in the image has put it there
+                return False
+            os.write(descriptor, token.encode())
+        finally:
+            os.close(descriptor)
         return True
     return False
 
@@ -153,7 +159,7 @@ def gpu_flags(runtime: str, order: dict[str, Any]) -> list[str]:
 
 def remove_container(folder: str) -> int:
     """Remove the container of a worker that has ended; the end of what it wrote is kept beside the launcher's."""
-    record = _record(folder)
+    record = read_record(folder)
     runtime, name = record.get("runtime"), record.get("container")
     if runtime not in RUNTIMES or not isinstance(name, str):
         return 0
@@ -189,19 +195,12 @@ def remove(runtime: str, name: str) -> None:
 
 
 def _keep_end(folder: str, logs: subprocess.CompletedProcess[str], words: list[str]) -> None:
-    with contextlib.suppress(OSError), open(os.path.join(folder, "launcher.err"), "a", encoding="utf-8") as file:
+    with contextlib.suppress(OSError), open(beside(folder, "err"), "a", encoding="utf-8") as file:
         file.write(logs.stderr[-4000:])
         if words[1] == "true":
             file.write("the container was out of memory\n")
         elif words[0] != "0":
             file.write(f"the container ended with exit code {words[0]}\n")
-
-
-def _record(folder: str) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, "worker.json"), encoding="utf-8") as file:
-        record = json.load(file)
-        return record if isinstance(record, dict) else {}
-    return {}
 
 
 def _state_folder(folder: str) -> str:

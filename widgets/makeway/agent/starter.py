@@ -21,11 +21,23 @@ from .environment import NO_GPUS, machine_environment
 from .init_script import own_record
 from .programs import FLAGS, LAUNCHER, source_folder
 
-RECORD = "worker.json"
+EARLIER_RECORD = "worker.json"
+"""In the folder of the worker: the record as agents of earlier releases have left it"""
 TERMINATION = "termination.json"
 NOT_STARTED = 125
 GIVEN_UP = 124
 """The exit code of a start that another try does not help"""
+
+
+def beside(folder: str, name: str) -> str:
+    """Return the path of a file of the agent about a worker: not in its folder, where a job may put anything."""
+    return f"{folder}.{name}"
+
+
+def read_record(folder: str) -> dict[str, Any]:
+    """Return who the launcher of a folder is; empty where none is known."""
+    path = beside(folder, "json")
+    return read_json(path if os.path.lexists(path) else os.path.join(folder, EARLIER_RECORD))
 
 
 def start_worker(folder: str) -> int:
@@ -34,11 +46,12 @@ def start_worker(folder: str) -> int:
     if not data:
         return NOT_STARTED  # the agent was killed meanwhile: the next one starts it
     order = json.loads(data)
-    record = os.path.join(folder, RECORD)
-    with open(os.path.join(folder, "lock"), "ab") as lock:
+    record = beside(folder, "json")
+    with open(beside(folder, "lock"), "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if os.path.exists(record):
+        if read_record(folder):
             return 0
+        write_json(record, {})  # from here on nothing in the folder is taken for it
         if order["image"]:
             return _start_container(folder, order, record)
         env, arguments = _environment(folder, order), [sys.executable, *FLAGS, launcher(), "--remote"]

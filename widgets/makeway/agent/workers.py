@@ -16,11 +16,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ..launcher.files import read_json
 from .init_script import is_running
 from .machine_folder import MachineFolder
 from .programs import AGENT, FLAGS, source_folder
-from .starter import GIVEN_UP, RECORD, ended_with
+from .starter import GIVEN_UP, beside, ended_with, read_record
 from .worker_order import MachineOrders, WorkerOrder, valid_key
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class AgentWorker:
     def __init__(self, key: WorkerKey, folder: str, now: float) -> None:
         self.key = key
         self.folder = folder
-        self.record = read_json(os.path.join(folder, RECORD))
+        self.record = read_record(folder)
         self.process: subprocess.Popen[bytes] | None = None
         self.removal: subprocess.Popen[bytes] | None = None
         """the process that removes its container"""
@@ -168,7 +167,7 @@ class MachineWorkers:
         worker.next_try = self._clock() + RETRY_SECONDS
         try:
             os.makedirs(worker.folder, mode=0o700, exist_ok=True)
-            with open(os.path.join(worker.folder, "launcher.err"), "ab") as errors:
+            with open(beside(worker.folder, "err"), "ab") as errors:
                 worker.process = _process("--start-worker", worker.folder, errors, stdin=subprocess.PIPE)
             assert worker.process.stdin is not None
             with contextlib.suppress(BrokenPipeError), worker.process.stdin as stdin:
@@ -189,7 +188,7 @@ class MachineWorkers:
         """Update the state of a worker from what runs."""
         code = worker.process.poll() if worker.process is not None else None
         if not worker.record:
-            worker.record = read_json(os.path.join(worker.folder, RECORD))
+            worker.record = read_record(worker.folder)
         if worker.state == "exited":
             return
         if not worker.record:
@@ -252,6 +251,9 @@ class MachineWorkers:
     def _forget(self, worker: AgentWorker) -> None:
         """Remove the folder of a worker that has ended, and those above it that are empty then."""
         try:
+            for name in ("json", "err", "lock"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(beside(worker.folder, name))
             self._folder.discard(worker.folder)
         except OSError as error:
             self._log(f"{_named(worker.key)}: its folder is still there: {error}")
@@ -315,7 +317,7 @@ def _named(key: WorkerKey) -> str:
 def _last_line(folder: str) -> str:
     """Return the last line that a launcher wrote to standard error."""
     with contextlib.suppress(OSError):
-        with open(os.path.join(folder, "launcher.err"), "rb") as file:
+        with open(beside(folder, "err"), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 2000))
             lines = file.read().decode("utf-8", "replace").strip().splitlines()
         return f"({lines[-1][:MAX_MESSAGE]})" if lines else ""
