@@ -13,7 +13,15 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import Credential, CredentialRequest, Resealed
 
 from ...store.records import NewDecision
-from ...store.storage.sealed_secrets import CLOUD, FILE, GIT, SecretKeys, SecretsLocked, StoredCredential
+from ...store.storage.sealed_secrets import (
+    CLOUD,
+    FILE,
+    GIT,
+    OtherCredential,
+    SecretKeys,
+    SecretsLocked,
+    StoredCredential,
+)
 from ..caller import Caller
 from ..context import Context
 from ..refusals import busy, refuse
@@ -92,6 +100,8 @@ class CredentialService:
             result: int = await self._context.call(work, *arguments)  # type: ignore[arg-type]
         except SecretsLocked as locked:
             raise refuse(str(locked), "credentials_locked", 409) from None
+        except OtherCredential as other:
+            raise refuse(str(other), "other_credential", 409) from None
         return result
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,10 @@ KEY_FILE = "credentials.key"
 
 class SecretsLocked(Exception):
     """There is no key to seal or open with; the sentence says which, without any value."""
+
+
+class OtherCredential(Exception):
+    """Another credential has the name; the sentence says of what kind and team it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +79,22 @@ class SecretKeys:
             raise SecretsLocked(f"{self.path} has no Fernet keys, one in a line.") from None
 
     def _make(self) -> None:
-        part = self.path.with_name(f"{self.path.name}.{os.getpid()}")
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        """Make the file; of several threads and processes that do so at once, the first one counts."""
+        part = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}")
         try:
-            os.write(descriptor, Fernet.generate_key() + b"\n")
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        try:
-            os.link(part, self.path)
-        except FileExistsError:
-            pass
-        finally:
-            os.unlink(part)
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(Fernet.generate_key() + b"\n")
+                    file.flush()
+                    os.fsync(descriptor)
+                with suppress(FileExistsError):
+                    os.link(part, self.path)
+            finally:
+                os.unlink(part)
+        except OSError as error:
+            message = f"A key of credentials cannot be made at {self.path}: {error.strerror}."
+            raise SecretsLocked(message) from None
 
 
 class SealedSecrets:
@@ -102,8 +111,10 @@ class SealedSecrets:
 
     def cloud(self, keys: SecretKeys, deployment: str) -> dict[str, str]:
         """Return what the provider of a deployment logs in with; empty where nothing is set."""
-        result = [values for one, values in self.opened(keys, (CLOUD,), "") if one.name == deployment]
-        return result[0] if result else {}
+        query = select(sealed_secrets).where(S.kind == CLOUD, S.name == rows.clean(deployment))
+        with self._database.read() as connection:
+            row = connection.execute(query).one_or_none()
+        return {} if row is None else _opened(keys.fernet(), row)
 
     def cloud_times(self) -> dict[str, float]:
         """Return when what each deployment's provider logs in with was set, in Unix seconds."""
@@ -112,7 +123,10 @@ class SealedSecrets:
     def write(
         self, saved: StoredCredential, values: Mapping[str, str], keys: SecretKeys, decision: NewDecision
     ) -> None:
-        """Seal the values and keep them in place of those before, and log the `decision`."""
+        """Seal the values and keep them in place of those before, and log the `decision`.
+
+        OtherCredential where those before are of another kind or team: who replaces a value names both.
+        """
         token = keys.fernet(make=True).encrypt(json.dumps(dict(values)).encode()).decode()
         fields = {
             "kind": saved.kind,
@@ -122,6 +136,9 @@ class SealedSecrets:
             "updated_by": rows.clean(saved.updated_by),
         }
         with self._database.write(durable=True) as connection:
+            before = connection.execute(select(S.kind, S.team).where(S.name == saved.name)).one_or_none()
+            if before is not None and tuple(before) != (saved.kind, fields["team"]):
+                raise OtherCredential(_other(saved.name, *before))
             if not connection.execute(update(sealed_secrets).where(S.name == saved.name).values(fields)).rowcount:
                 connection.execute(insert(sealed_secrets), {"name": saved.name, **fields})
             writes.log(connection, (), [decision], saved.updated_at)
@@ -158,6 +175,11 @@ class SealedSecrets:
 
 def _stored(row: Any) -> StoredCredential:
     return StoredCredential(row.name, row.kind, row.team, row.updated_at, row.updated_by)
+
+
+def _other(name: str, kind: str, team: str) -> str:
+    whose = "" if kind == CLOUD else f" of team {team}" if team else " of all teams"
+    return f"The credential {name} is of the kind {kind}{whose}: name these to replace its value, or delete it first."
 
 
 def _opened(fernet: MultiFernet, row: Any) -> dict[str, str]:

@@ -1,0 +1,78 @@
+"""Credentials in the database: one that cannot be opened, a key that several make at once, and what replaces what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+from cryptography.fernet import Fernet
+from makeway_quota.store import Store, open_store
+from makeway_quota.store.records import NewDecision
+from makeway_quota.store.storage.sealed_secrets import (
+    KEY_FILE,
+    OtherCredential,
+    SecretKeys,
+    SecretsLocked,
+    StoredCredential,
+)
+
+SAID = NewDecision("credential", None, None, "root", "credential", "root set a credential.", {})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    result = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
+    yield result
+    result.close()
+
+
+def write(store: Store, keys: SecretKeys, name: str, kind: str = "cloud", team: str = "", value: str = "v") -> None:
+    store.secrets.write(StoredCredential(name, kind, team, 1.0, "root"), {"access_key_id": value}, keys, SAID)
+
+
+def test_a_credential_of_a_lost_key_holds_up_no_other_deployment(store: Store, tmp_path: Path) -> None:
+    keys = SecretKeys(tmp_path / "keys", made=True)
+    write(store, keys, "old")
+    keys.path.write_bytes(Fernet.generate_key())
+    write(store, keys, "new")
+    assert store.secrets.cloud(keys, "new") == {"access_key_id": "v"}
+    assert store.secrets.cloud(keys, "without") == {}
+    with pytest.raises(SecretsLocked, match="opens the credential old"):
+        store.secrets.cloud(keys, "old")
+
+
+def test_of_keys_that_are_made_at_once_one_counts_and_all_seal_with_it(tmp_path: Path) -> None:
+    for number in range(20):
+        folder, begin = tmp_path / str(number), Barrier(4)
+        folder.mkdir()
+
+        def seal(folder: Path = folder, begin: Barrier = begin) -> bytes:
+            keys = SecretKeys.of(None, folder, shared=False)
+            begin.wait()
+            return keys.fernet(make=True).encrypt(b"value")
+
+        with ThreadPoolExecutor(4) as threads:
+            sealed = [each.result() for each in [threads.submit(seal) for _ in range(4)]]
+        opened = SecretKeys.of(None, folder, shared=False).fernet()
+        assert [opened.decrypt(token) for token in sealed] == [b"value"] * 4
+        assert [path.name for path in folder.iterdir()] == [KEY_FILE]
+
+
+def test_a_key_that_cannot_be_made_is_a_refusal_in_words(tmp_path: Path) -> None:
+    with pytest.raises(SecretsLocked, match=r"cannot be made at .*: No such file or directory"):
+        SecretKeys(tmp_path / "missing" / "keys", made=True).fernet(make=True)
+
+
+def test_a_value_is_replaced_only_under_its_own_kind_and_team(store: Store, tmp_path: Path) -> None:
+    """A new value for a team, set without naming the team, would go to the jobs of all teams."""
+    keys = SecretKeys(tmp_path / "keys", made=True)
+    write(store, keys, "storage", "file", "rnd")
+    for kind, team in (("file", ""), ("file", "sales"), ("git", "rnd"), ("cloud", "")):
+        with pytest.raises(OtherCredential, match="storage is of the kind file of team rnd: name these"):
+            write(store, keys, "storage", kind, team, "other")
+    write(store, keys, "storage", "file", "rnd", "new")
+    assert [values for _, values in store.secrets.opened(keys, ("file",), "rnd")] == [{"access_key_id": "new"}]
+    assert store.secrets.opened(keys, ("file", "git", "cloud"), "sales") == []
