@@ -223,6 +223,58 @@ def test_a_record_of_a_launch_that_broke_off_is_removed(server: Server, provider
     assert server.names() == []
 
 
+def test_a_placeholder_whose_record_was_removed_while_it_was_created_is_deleted(
+    server: Server, provider: KubernetesProvider
+) -> None:
+    provider.launch(REQUEST, "m-1")
+    del server.objects[f"{CONFIG}/makeway-machine-m-1"]
+    assert (listed(provider), len(server.names())) == ([], 1), "its record may not have been read yet"
+    assert provider.list("another", NOW + 200).instances == ()
+    assert server.names() == ["makeway-machine-m-1-place"], "it is of this deployment"
+    assert listed(provider, NOW + 200) == []
+    assert server.names() == []
+
+
+def test_a_placeholder_that_may_have_been_created_keeps_its_record(
+    server: Server, provider: KubernetesProvider
+) -> None:
+    create = server.create
+
+    async def lost(path: str, body: Object) -> Object:
+        result = await create(path, body)
+        if path == PODS:
+            raise ApiStatusError(504, "Timeout", "the request has timed out")
+        return result
+
+    server.create = lost  # type: ignore[method-assign]
+    with pytest.raises(AnswerLost):
+        provider.launch(REQUEST, "m-1")
+    assert server.names() == ["makeway-machine-m-1", "makeway-machine-m-1-place"]
+    assert provider.terminate("makeway-machine-m-1")
+    assert server.names() == []
+
+
+def test_a_machine_that_cannot_be_brought_up_to_date_holds_up_no_other_one(
+    server: Server, provider: KubernetesProvider
+) -> None:
+    for machine in ("m-1", "m-2", "m-3"):
+        provider.launch(REQUEST.replace("m-1", machine), machine)
+        server.joins(f"node-of-{machine}", gpus=8)
+        server.pod(machine)["spec"]["nodeName"] = f"node-of-{machine}"
+    del server.objects[f"{CONFIG}/makeway-machine-m-3"]["data"]
+    create = server.create
+
+    async def refused(path: str, body: Object) -> Object:
+        if body["metadata"]["name"] == "makeway-machine-m-1-keep":
+            raise ApiStatusError(403, "Forbidden", "exceeded quota: pods")
+        return await create(path, body)
+
+    server.create = refused  # type: ignore[method-assign]
+    result = provider.list("grows", NOW + 10)
+    assert [(one.machine, one.state) for one in result.instances] == [("m-2", "running")]
+    assert not result.complete, "what is not in it may be there"
+
+
 def test_an_autoscaler_that_gives_up_later_ends_the_machine_as_out_of_stock(
     server: Server, provider: KubernetesProvider
 ) -> None:

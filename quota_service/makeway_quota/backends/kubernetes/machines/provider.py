@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -36,6 +37,7 @@ from ..pods.manifest import PodSettings
 from .objects import DEPLOYMENT, keeper, names_of, offers, placeholder, record, refusal, scale_up_of
 
 T = TypeVar("T")
+log = logging.getLogger("makeway.machines")
 
 DECISION_SECONDS = 15.0
 """How long a launch waits for what the autoscaler says, which looks every ten seconds; later, lists say it"""
@@ -88,9 +90,11 @@ class KubernetesProvider:
         async def read(client: ApiClient) -> InstanceList:
             cluster = await self._read(client)
             taken = _takers(cluster)
-            ours = [one for one in cluster.records if one["metadata"]["labels"][DEPLOYMENT] == deployment]
-            result = [await self._instance(client, cluster, one, taken, now) for one in ours]
-            return InstanceList(now, tuple(result))
+            ours = [one for one in cluster.records if one["metadata"]["labels"].get(DEPLOYMENT) == deployment]
+            await self._delete_strays(client, cluster, deployment, now)
+            result = [await self._seen(client, cluster, one, taken, now) for one in ours]
+            complete = None not in result
+            return InstanceList(now, tuple(one for one in result if one is not None), complete=complete)
 
         return self._run(read)
 
@@ -155,7 +159,8 @@ class KubernetesProvider:
             try:
                 await _created(client, self._pods, pod)
             except ApiStatusError as error:
-                await client.delete(f"{self._records}/{names.record}")
+                if 400 <= error.status < 500:  # certainly not created: of others the record is the trace
+                    await client.delete(f"{self._records}/{names.record}")
                 raise _launch_error(error) from error
             await self._wait(client, machine)
         return Instance(names.record, machine, deployment)
@@ -187,6 +192,29 @@ class KubernetesProvider:
         running = (one for one in jobs if (one.get("status") or {}).get("phase") not in ENDED)
         busy = Counter(str(one["spec"]["nodeName"]) for one in running if one["spec"].get("nodeName"))
         return _Cluster(tuple(records), {one["metadata"]["name"]: one for one in pods}, busy)
+
+    async def _delete_strays(self, client: ApiClient, cluster: _Cluster, deployment: str, now: float) -> None:
+        """Delete pods whose record is gone, as of a launch that went on after its end; a node would come for ever."""
+        known = {one["metadata"]["labels"].get(MACHINE) for one in cluster.records}
+        for name, pod in cluster.pods.items():
+            labels = pod["metadata"]["labels"]
+            stray = labels.get(DEPLOYMENT) == deployment and labels.get(MACHINE) not in known
+            if stray and now - (_created_at(pod) or now) > UNFINISHED:
+                log.warning("The pod %s of a machine without a record is deleted", name)
+                await client.delete(f"{self._pods}/{name}")
+
+    async def _seen(
+        self, client: ApiClient, cluster: _Cluster, stored: Object, taken: Mapping[str, str], now: float
+    ) -> Instance | None:
+        """Return one machine; None where that fails, as it holds up no other one."""
+        try:
+            return await self._instance(client, cluster, stored, taken, now)
+        except ApiStatusError as error:
+            why = str(error)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            why = f"its record is damaged: {type(error).__name__} {error}"
+        log.warning("%s cannot be brought up to date: %s", stored["metadata"]["name"], why)
+        return None
 
     async def _instance(
         self, client: ApiClient, cluster: _Cluster, stored: Object, taken: Mapping[str, str], now: float
@@ -289,11 +317,12 @@ def _takers(cluster: _Cluster) -> dict[str, str]:
     """Return the machine of each node: the newest of those that have it, as one that was ended may be on it, too."""
     result: dict[str, tuple[bool, str, str]] = {}
     for one in cluster.records:
-        machine = one["metadata"]["labels"][MACHINE]
+        data = one.get("data") or {}
+        machine = str(one["metadata"]["labels"].get(MACHINE, ""))
         pod = cluster.pods.get(names_of(machine).placeholder) or {}
-        node = one["data"]["node"] or (pod.get("spec") or {}).get("nodeName")
+        node = data.get("node") or (pod.get("spec") or {}).get("nodeName")
         if node:
-            key = (not one["data"]["ended"], str(one["metadata"].get("creationTimestamp") or ""), machine)
+            key = (not data.get("ended"), str(one["metadata"].get("creationTimestamp") or ""), machine)
             result[node] = max(key, result.get(node, key))
     return {node: machine for node, (_, _, machine) in result.items()}
 
