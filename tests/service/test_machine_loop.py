@@ -134,6 +134,26 @@ def world(tmp_path: Path) -> Iterator[World]:
     store.close()
 
 
+async def test_a_pause_holds_though_the_provider_cannot_be_made_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while the key of its credential cannot be read."""
+    world.deploy()
+    await world.grown("a")
+
+    def locked(deployment: Deployment) -> Provider:
+        raise ValueError("no key")
+
+    monkeypatch.setattr(world.loop, "_make_provider", locked)
+    paused = DOCUMENT.format(name="cloud", machines=3) + "paused: true\n"
+    world.store.deployments.save("cloud", paused, 1, "admin", world.now)
+    world.needs("b")
+    for _ in range(4):
+        await world.turn()
+        world.needs()
+    assert [row.state for row in world.rows] in (["draining"], ["terminating"], [])
+
+
 async def test_nothing_is_launched_before_a_cycle_says_what_waits(world: World) -> None:
     world.deploy()
     for _ in range(5):

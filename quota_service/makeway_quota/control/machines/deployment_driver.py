@@ -133,8 +133,12 @@ class DeploymentDriver:
 
     def replace(self, deployment: Deployment, provider: Provider, *, deleting: bool) -> None:
         """Go on with a document that was edited."""
-        self.deployment, self._provider, self.deleting = deployment, provider, deleting
-        self._check_due = 0.0
+        self.replace_document(deployment, deleting=deleting)
+        self._provider, self._check_due = provider, 0.0
+
+    def replace_document(self, deployment: Deployment, *, deleting: bool) -> None:
+        """Go on with a document for which no provider could be made, by that of the document before."""
+        self.deployment, self.deleting = deployment, deleting
 
     async def close(self) -> None:
         """Cancel what is under way; calls that were made and whose answers come later are found by the next leader."""

@@ -195,8 +195,13 @@ class MachineLoop:
 
     async def _drive(self, stored: StoredDeployment) -> None:
         deployment = replace(read_deployment(stored.document, stored.name), revision=stored.version)
-        provider = await asyncio.to_thread(self._make_provider, deployment)
         driver = self._drivers.get(stored.name)
+        try:
+            provider = await asyncio.to_thread(self._make_provider, deployment)
+        except Exception:
+            if driver is not None:  # a pause holds, and machines end, by what it logs in with so far
+                driver.replace_document(deployment, deleting=stored.deleting)
+            raise
         if driver is None:
             calls = MachineIdentity(new_machine_id, self._join)
             driver = DeploymentDriver(
