@@ -321,3 +321,13 @@ def test_a_message_leaves_out_what_only_aws_can_read() -> None:
         "Error": {"Code": "UnauthorizedOperation", "Message": f"No. Encoded authorization failure message: {'x' * 999}"}
     }
     assert aws_errors._message("RunInstances", error) == "RunInstances: UnauthorizedOperation: No."
+
+
+def test_a_credential_with_names_that_aws_does_not_have_is_denied_without_its_values(cloud: Ec2Cloud) -> None:
+    given = {"access_key": "AKIA", "secret_access_key": "hunter2", "session_token": "t"}
+    for call in (lambda one: one.list("cloud", 0.0), lambda one: one.launch(request(), "m-1"), AwsProvider.check):
+        with pytest.raises(Denied) as refused:
+            call(AwsProvider(AWS, "here", given))
+        assert "AWS knows no access_key in a credential: it has access_key_id, secret_access_key" in str(refused.value)
+        assert "hunter2" not in str(refused.value)
+    assert cloud.called("RunInstances") == []

@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError
 
 from ..deployment import Deployment, MachineType
 from ..instances import Instance, InstanceList, InstanceState
-from ..provider import AnswerLost, InvalidLaunch, JoinData, ProviderError
+from ..provider import AnswerLost, Denied, InvalidLaunch, JoinData, ProviderError
 from .aws_errors import code_of, explained
 from .aws_launch import DEPLOYMENT_TAG, INSTALLATION_TAG, MACHINE_TAG, launch_parameters, read_request
 
@@ -43,6 +43,10 @@ STATES: Mapping[str, InstanceState] = {
     "stopped": "stopped",
     "terminated": "terminated",
 }
+
+
+KEYS = ("access_key_id", "secret_access_key", "session_token")
+"""What a credential may have"""
 
 
 class AwsProvider:
@@ -163,6 +167,9 @@ class AwsProvider:
                     user_agent_extra="makeway",
                 )
                 if self._session is None:  # its description of EC2 takes 20 MB and half a second
+                    if unknown := sorted(self._secrets.keys() - set(KEYS)):
+                        message = f"AWS knows no {', '.join(unknown)} in a credential: it has {', '.join(KEYS)}"
+                        raise Denied(message)
                     keys = {f"aws_{name}": value for name, value in self._secrets.items() if value}
                     self._session = boto3.session.Session(**keys)
                 self._clients[key] = self._session.client("ec2", config=config)

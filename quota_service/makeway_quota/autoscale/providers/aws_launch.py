@@ -46,7 +46,7 @@ def launch_parameters(
         "MinCount": 1,
         "MaxCount": 1,
         "InstanceInitiatedShutdownBehavior": "terminate",
-        # no second hop: a container of a job does not reach the metadata service
+        # no second hop: containers with a network of their own do not reach the metadata service
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
         "TagSpecifications": [{"ResourceType": kind, "Tags": tagged} for kind in ("instance", "volume")],
     }
