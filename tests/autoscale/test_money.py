@@ -10,12 +10,19 @@ from zoneinfo import ZoneInfo
 import pytest
 from autoscale.fleet import CLOUD, EURO
 from autoscale.fleet import machine as new_machine
-from makeway_quota.autoscale.budget import cost, count_money, month_of, month_used_up, spent_by_month
+from makeway_quota.autoscale.budget import cost, count_money, gpu_cost, month_of, month_used_up, spent_by_month
 from makeway_quota.autoscale.machine import Machine, MachineState
 
 
 def machine(at: float, price: int | None = EURO, state: MachineState = "ready") -> Machine:
     return new_machine(price=price, requested_at=at, since=at, state=state)
+
+
+def test_a_gpu_costs_its_share_of_the_machine_rounded_up() -> None:
+    assert gpu_cost(3_100_000, 2) == 1_550_000
+    assert gpu_cost(1, 8) == 1
+    assert gpu_cost(0, 8) == 0
+    assert gpu_cost(3_100_000, 0) is None
 
 
 def test_a_cost_is_rounded_up_and_exact() -> None:

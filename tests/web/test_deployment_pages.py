@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from makeway_quota.autoscale.document import read_deployment, schema
 from web.portal import API, EVIL, PREFIX, Portal
-from web.test_deployments import CLOUD, launch, saved, store_of
+from web.test_deployments import CLOUD, PRICES, launch, saved, store_of
 from web.test_pages import check, words, xsrf
 
 FORM = f"{PREFIX}deployment-form"
@@ -274,6 +274,32 @@ async def test_a_deployment_has_four_panels_and_is_paused_and_deleted(web: Porta
     assert "being deleted" in words(
         check(await browser.post(f"{PREFIX}deployments/cloud", data=form | {"action": "pause"}), 409)
     )
+
+
+@pytest.mark.covers("F72")
+async def test_the_cost_of_a_gpu_hour_and_the_spend_beside_the_budget_are_on_the_list_and_the_page(
+    web: Portal,
+) -> None:
+    await saved(web)
+    await saved(web, PRICES)
+    launch(web, "m-1", revision=1, state="ready", price=3_100_000, requested_at=web.services.context.clock())
+    browser = await web.browser("root")
+    cloud, prices = [
+        words(row) for row in check(await browser.get(f"{PREFIX}deployments")).split("<tr>") if "href=" in row
+    ][-2:]
+    assert re.search(r"3\.10 of 6\.50 EUR 0\.\d\d EUR 1\.55 EUR", cloud), cloud
+    assert "0.0875 to 1.01 EUR, others not known" in prices
+    page = words(check(await browser.get(f"{PREFIX}deployments/cloud")))
+    assert re.search(r"3\.10 of 6\.50 EUR an hour · 0\.\d\d EUR this month", page), page
+    assert "gpu-2, on demand, 2 GPUs 3.10 EUR an hour, 1.55 EUR a GPU-hour" in page
+    page = words(check(await browser.get(f"{PREFIX}deployments/prices")))
+    for line in (
+        "spare, spot, 8 GPUs at most 0.70 EUR an hour, 0.0875 EUR a GPU-hour",
+        "spare, on demand, 8 GPUs 8.08 EUR an hour, 1.01 EUR a GPU-hour",
+        "gift, on demand, 2 GPUs price not known",
+        "cpu, on demand 0.20 EUR an hour, no GPUs",
+    ):
+        assert line in page, line
 
 
 @pytest.mark.covers("F65")

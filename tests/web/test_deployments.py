@@ -26,6 +26,18 @@ machine_types:
 """
 
 
+PRICES = """\
+name: prices
+provider: local
+machine_types:
+  - {name: spare, pool: gpu, instance: big-8, gpus: 8, price: 8.08, spot_price: 0.7, market: spot_first}
+  - {name: cheap, pool: gpu, instance: spot-2, gpus: 2, spot_price: 1, market: spot}
+  - {name: gift, pool: gpu, instance: big-2, gpus: 2}
+  - {name: cpu, pool: gpu, instance: small, price: 0.20}
+  - {name: hidden, pool: gpu, instance: big-2, gpus: 2, cpu_only: true, price: 3}
+"""
+
+
 async def saved(web: Portal, text: str = CLOUD, version: int | None = 0) -> dict[str, Any]:
     answer = await web.as_("root").put(AT, json={"document": text, "version": version})
     assert answer.status_code == 200, answer.text
@@ -150,6 +162,24 @@ async def test_machines_are_counted_by_state_with_their_price(web: Portal) -> No
     [listed] = (await root.get(AT)).json()
     assert listed["machines"] == {"requested": 2, "booting": 1}
     assert (listed["spend"]["hour"], listed["spend"]["unpriced"]) == (6.2, 1)
+
+
+@pytest.mark.covers("F72")
+async def test_a_gpu_hour_costs_its_share_a_spot_machine_its_maximum_and_what_is_unknown_is_no_number(
+    web: Portal,
+) -> None:
+    root = web.as_("root")
+    made = await saved(web, PRICES)
+    assert [tuple(one.values()) for one in made["prices"]] == [
+        ("spare", "gpu", "spot", 8, 0.7, 0.0875),
+        ("spare", "gpu", "on_demand", 8, 8.08, 1.01),
+        ("cheap", "gpu", "spot", 2, 1.0, 0.5),
+        ("gift", "gpu", "on_demand", 2, None, None),
+        ("cpu", "gpu", "on_demand", 0, 0.2, None),
+        ("hidden", "gpu", "on_demand", 0, 3.0, None),
+    ]
+    [listed] = (await root.get(AT)).json()
+    assert listed["prices"] == made["prices"]
 
 
 @pytest.mark.covers("F65")

@@ -111,6 +111,29 @@ def test_deployments_are_listed_paused_duplicated_and_deleted(makeway, portal: P
     assert len(json.loads(makeway("log", "cloud", "--limit", "2", "--json").out)) == 2
 
 
+@pytest.mark.covers("F72")
+def test_the_cost_of_a_gpu_hour_is_listed_and_stands_beside_the_document(makeway) -> None:  # type: ignore[no-untyped-def]
+    both = CLOUD.replace("price: 3.10", "price: 3.10, spot_price: 0.7, market: spot_first")
+    Path("x.yaml").write_text(both)
+    assert makeway("apply", "-f", "x.yaml").code == 0
+    unknown = CLOUD.replace(", price: 3.10", "").replace("hour: 6.50\n", "").replace("name: cloud", "name: gift")
+    Path("y.yaml").write_text(unknown)
+    assert makeway("apply", "-f", "y.yaml").code == 0
+    head, *lines = makeway("list").out.splitlines()
+    at = head.index("A GPU-HOUR")
+    assert [line[at : head.index("VERSION")].strip() for line in lines] == ["0.35 to 1.55 EUR", "not known"]
+    message = makeway("get", "cloud")
+    assert message.out == both
+    assert message.err.splitlines() == [
+        "cloud: 0.00 of 6.50 EUR an hour, 0.00 EUR this month",
+        "gpu-2, spot, 2 GPUs: at most 0.70 EUR an hour, 0.35 EUR a GPU-hour",
+        "gpu-2, on demand, 2 GPUs: 3.10 EUR an hour, 1.55 EUR a GPU-hour",
+    ]
+    assert makeway("get", "gift").err.splitlines()[1] == "gpu-2, on demand, 2 GPUs: price not known"
+    [first, _] = json.loads(makeway("get", "cloud", "--json").out)["prices"]
+    assert (first["market"], first["price"], first["gpu_price"]) == ("spot", 0.7, 0.35)
+
+
 @pytest.mark.covers("F65")
 def test_a_machine_is_shown_with_what_its_init_script_wrote(makeway, portal: Portal) -> None:  # type: ignore[no-untyped-def]
     Path("x.yaml").write_text(CLOUD)

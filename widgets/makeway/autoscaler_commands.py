@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
 from makeway_api.errors import MakewayError
 from makeway_api.models import Deployment, Machine, MachineDetail, MachineEvent
+from makeway_api.money import costs, gpu_hours, kind, spent
 from makeway_api.quantities import count, listed
 from makeway_api.tables import Column, plain, text_table
 
@@ -24,8 +26,8 @@ def add_commands(commands: Any) -> None:
     """Add `autoscaler` with its verbs to a parser's commands."""
     what = "read and change deployments of machines, as an administrator"
     verbs = commands.add_parser("autoscaler", help=what).add_subparsers(metavar="VERB", required=True)
-    _verb(verbs, "list", _list, "list deployments: machines by state, and spend beside the budget")
-    _verb(verbs, "get", _get, "print the document of a deployment", named=True)
+    _verb(verbs, "list", _list, "list deployments: machines by state, spend beside the budget, the cost of a GPU-hour")
+    _verb(verbs, "get", _get, "print the document of a deployment, and beside it what its machines cost", named=True)
     for name, run, what in (
         ("validate", _validate, "report what is wrong in a document, and what it would change"),
         ("apply", _apply, "create a deployment, or replace its document; the name is in the document"),
@@ -89,18 +91,19 @@ def _by_state(deployment: Deployment) -> str:
     return listed([f"{n} {state}" for state, n in deployment.machines.items()]) or "none"
 
 
-def _spent(amount: float, limit: float | None, currency: str) -> str:
-    return f"{amount:.2f} {currency}" if limit is None else f"{amount:.2f} of {limit:.2f} {currency}"
-
-
 def _hour(deployment: Deployment) -> str:
     spend = deployment.spend
-    return "" if spend is None else _spent(spend.hour, spend.max_hour, spend.currency)
+    return "" if spend is None else spent(spend.hour, spend.max_hour, spend.currency)
 
 
 def _month(deployment: Deployment) -> str:
     spend = deployment.spend
-    return "" if spend is None else _spent(spend.month, spend.max_month, spend.currency)
+    return "" if spend is None else spent(spend.month, spend.max_month, spend.currency)
+
+
+def _gpu_hour(deployment: Deployment) -> str:
+    spend = deployment.spend
+    return "" if spend is None else gpu_hours(deployment.prices, spend.currency)
 
 
 def _time(at: datetime) -> str:
@@ -113,6 +116,7 @@ DEPLOYMENTS: Sequence[Column[Deployment, str]] = (
     Column("MACHINES", _by_state),
     Column("AN HOUR", _hour),
     Column("THIS MONTH", _month),
+    Column("A GPU-HOUR", _gpu_hour),
     Column("VERSION", lambda one: str(one.version), right=True),
     Column("SAVED BY", lambda one: one.updated_by),
 )
@@ -148,9 +152,22 @@ def _get(args: argparse.Namespace) -> int:
     deployment = client().deployment(args.name)
     if args.json:
         print_json([deployment], single=True)
-    else:
-        print(deployment.document or "", end="")
+        return 0
+    print(deployment.document or "", end="")
+    sys.stdout.flush()
+    for line in _costs(deployment):  # not part of the document, which may be written into a file
+        print(plain(line), file=sys.stderr)
     return 0
+
+
+def _costs(deployment: Deployment) -> list[str]:
+    """Return what a deployment costs, and what its machine types cost, a line each."""
+    spend = deployment.spend
+    if spend is None:
+        return []
+    unpriced = f"; {count(spend.unpriced, 'machine')} without a known price" if spend.unpriced else ""
+    now = f"{deployment.name}: {_hour(deployment)} an hour, {_month(deployment)} this month{unpriced}"
+    return [now, *(f"{kind(one)}: {costs(one, spend.currency)}" for one in deployment.prices)]
 
 
 def _validate(args: argparse.Namespace) -> int:

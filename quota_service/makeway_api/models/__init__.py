@@ -33,6 +33,7 @@ from .deployments import (
     MachineEvent,
     MachineOutput,
     MachinePage,
+    MachinePrice,
 )
 from .inventory import Device, Holder, Image, Node, Policy, Pool, Profile, QuotaLine
 from .people import GiveRequest, PersonRequest, PersonWork
@@ -106,6 +107,7 @@ __all__ = [
     "MachineEvent",
     "MachineOutput",
     "MachinePage",
+    "MachinePrice",
     "Me",
     "MoveRequest",
     "Node",

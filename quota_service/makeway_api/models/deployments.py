@@ -21,6 +21,19 @@ class DeploymentSpend(Wire):
     unpriced: int = Field(0, description="machines whose price is not known: they are not part of the amounts")
 
 
+class MachinePrice(Wire):
+    """What a machine of a type costs in a market where it may be launched, in units of the deployment's currency."""
+
+    type: str
+    pool: str
+    market: str
+    gpus: int = Field(description="GPUs of a machine for jobs")
+    price: float | None = Field(None, description="of an hour, the maximum on the spot market; null: not known")
+    gpu_price: float | None = Field(
+        None, description="of an hour of one of its GPUs; null: not known, or it has no GPUs for jobs"
+    )
+
+
 class LaunchHold(Wire):
     """Why no machine of a type is launched for a workload (empty: for spare machines)."""
 
@@ -56,6 +69,9 @@ class Deployment(Wire):
     machines: dict[str, int] = Field(default_factory=dict, description="machines that are not over, by state")
     max_machines: int = 0
     spend: DeploymentSpend | None = Field(None, description="null where the document cannot be read")
+    prices: list[MachinePrice] = Field(
+        default_factory=list, description="what its machine types cost, in the order in which they are preferred"
+    )
     problem: str = Field("", description="why its document cannot be read by this release")
     step: DeploymentStep | None = None
     document: str | None = Field(None, description="the YAML text; only where one deployment is asked for")

@@ -29,6 +29,11 @@ def cost(price: int, seconds: float) -> int:
     return -(-price * whole_ms // (HOUR * 1000))
 
 
+def gpu_cost(price: int, gpus: int) -> int | None:
+    """Return what one GPU of a machine costs for an hour, rounded up; None for a machine without GPUs."""
+    return -(-price // gpus) if gpus else None
+
+
 def month_of(now: float, zone: ZoneInfo) -> tuple[str, float]:
     """Return the month at a time, such as `2026-11`, and when it began, in Unix seconds."""
     moment = datetime.fromtimestamp(now, zone)

@@ -17,10 +17,11 @@ from makeway_api.models import (
     DeploymentSpend,
     DeploymentStep,
     LaunchHold,
+    MachinePrice,
     PolicyCheck,
 )
 
-from ...autoscale.budget import UNIT, count_money
+from ...autoscale.budget import UNIT, count_money, gpu_cost
 from ...autoscale.deployment import Deployment
 from ...autoscale.document import read_deployment
 from ...autoscale.document_edits import differences, free_name, with_name, with_paused
@@ -243,6 +244,7 @@ class DeploymentService:
         result.title, result.provider, result.paused = deployment.title, deployment.provider, paused
         result.max_machines = deployment.max_machines
         result.spend = self._spend(deployment, machines)
+        result.prices = _prices(deployment)
         return result
 
     def _spend(self, deployment: Deployment, machines: Iterable[Machine]) -> DeploymentSpend:
@@ -256,6 +258,19 @@ class DeploymentService:
             max_month=_units(deployment.month),
             unpriced=money.unknown,
         )
+
+
+def _prices(deployment: Deployment) -> list[MachinePrice]:
+    """Return what a machine of each type costs in each of its markets, and one of its GPUs that jobs may use."""
+    result = []
+    for kind in deployment.types:
+        gpus = 0 if kind.cpu_only else kind.gpus
+        for market in kind.markets():
+            price = kind.price_in(market)
+            one = MachinePrice(type=kind.name, pool=kind.pool, market=market, gpus=gpus, price=_units(price))
+            one.gpu_price = None if price is None else _units(gpu_cost(price, gpus))
+            result.append(one)
+    return result
 
 
 def _units(millionths: int | None) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from makeway_api import curves
+from makeway_api import curves, money
 from makeway_api.models import Grant
 from makeway_api.quantities import gpus, number
 from markupsafe import Markup
@@ -174,6 +174,7 @@ _ENV.globals.update(
     heat_map=heat.heat_map,
     is_large=display.is_large,
     curves=curves,
+    money=money,
     verbs=VERBS,
     states=STATES,
 )
