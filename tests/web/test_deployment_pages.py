@@ -259,7 +259,13 @@ async def test_a_deployment_has_four_panels_and_is_paused_and_deleted(web: Porta
     assert "2 ready" in shown
     assert "3.10 of 6.50 EUR" in shown
     whole = check(await browser.get(f"{PREFIX}deployments/cloud"))
-    for part in ("Idle machines 1", "Running machines 1", "Waiting work 1", "Log", "1 without a known price"):
+    for part in (
+        "Idle machines 1",
+        "Running machines 1",
+        "Tasks per queue 1 waiting",
+        "Log",
+        "1 without a known price",
+    ):
         assert part in words(whole), part
     assert whole.index("m-idle") < whole.index('id="h-running"') < whole.index("m-busy")
     assert "patient" in words(check(await browser.get(f"{PREFIX}live/deployments/cloud")))

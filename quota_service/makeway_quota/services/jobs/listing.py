@@ -95,6 +95,19 @@ class Listing:
         return (self.query.page - 1) * self.query.lines + 1
 
 
+@dataclass(slots=True)
+class QueueCount:
+    """What waits and runs in the queue of a team for a profile; `names` are of the work that waits longest."""
+
+    team: str
+    profile: str
+    waiting: int = 0
+    running: int = 0
+    gpus: float = 0.0
+    """that the waiting work needs"""
+    names: tuple[str, ...] = ()
+
+
 MAX_NAMES = 20_000
 """Names of workloads in memory; beyond, all are read again"""
 
@@ -127,6 +140,12 @@ class ListingService:
 
         return await context.call(read)
 
+    async def queues(self, caller: Caller, profiles: Collection[str], names: int = 3) -> list[QueueCount]:
+        """Return the queues of some profiles in which work waits or runs, those with the most waiting work first."""
+        visible = self._context.visible_teams(caller)
+        rows = await self._context.world.rows_of(visible, caller.name)
+        return await self._context.call(count_queues, rows, frozenset(profiles), names)
+
     async def names(self, ids: Sequence[str]) -> dict[str, str]:
         """Return the names of workloads by id, ended ones too; those without a name are left out."""
         unknown = [id for id in dict.fromkeys(ids) if id not in self._names]
@@ -136,6 +155,23 @@ class ListingService:
             read = await self._context.call(self._context.store.names, unknown)
             self._names |= {id: read.get(id, "") for id in unknown}
         return {id: self._names[id] for id in ids if self._names.get(id)}
+
+
+def count_queues(rows: Iterable[Workload], profiles: Collection[str], names: int) -> list[QueueCount]:
+    """Return the queues of some profiles with work, and the names of the first work that waits in each."""
+    result: dict[tuple[str, str], QueueCount] = {}
+    for row in sorted((row for row in rows if row.profile in profiles), key=_submitted):
+        key = (row.team or "", row.profile)
+        queue = result.setdefault(key, QueueCount(*key))
+        if row.state in ADMITTED:
+            queue.running += 1
+        elif row.state in WAITING:
+            queue.waiting += 1
+            queue.gpus += line(row).gpus
+            if len(queue.names) < names:
+                queue.names += (row.name or row.id,)
+    some = [queue for queue in result.values() if queue.waiting or queue.running]
+    return sorted(some, key=lambda queue: (-queue.waiting, queue.team, queue.profile))
 
 
 def list_workloads(

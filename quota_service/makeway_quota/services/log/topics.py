@@ -1,7 +1,7 @@
 """Define the topics of a stream: what one page shows, so that its stream says only when that changed.
 
-`cluster` is everything that the reader may see; `team:NAME`, `job:ID` and `node:NAME` are one part of it, `policy` the
-policy document.
+`cluster` is everything that the reader may see; `machines` is that, and for administrators the machines of
+deployments; `team:NAME`, `job:ID` and `node:NAME` are one part of it, `policy` the policy document.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_TOPICS = 64
 """Topics of one stream: all tabs of a browser share it"""
 MAX_LENGTH = 255
 """Characters of a topic"""
-SINGLE_TOPICS = frozenset({"cluster", "policy"})
+SINGLE_TOPICS = frozenset({"cluster", "machines", "policy"})
 _NAMED = re.compile(r"(team|job|node):[^,\s]+")
 
 
@@ -27,7 +27,8 @@ def read_topics(text: str) -> frozenset[str]:
     for topic in sorted(topics):
         if len(topic) > MAX_LENGTH or not (topic in SINGLE_TOPICS or _NAMED.fullmatch(topic)):
             raise MakewayError(
-                f"There is no topic {topic[:80]!r}; topics are cluster, policy, team:NAME, job:ID and node:NAME.",
+                f"There is no topic {topic[:80]!r}; topics are cluster, machines, policy, team:NAME, job:ID and "
+                "node:NAME.",
                 code="unknown_topic",
                 status=422,
             )
@@ -44,8 +45,8 @@ def read_topics(text: str) -> frozenset[str]:
 def touched(event: Event) -> frozenset[str]:
     """Return the topics that an event is about."""
     if event.kind == "policy":
-        return frozenset({"cluster", "policy"})
-    result = {"cluster", f"team:{event.team}", f"job:{event.workload}"}
+        return frozenset({"cluster", "machines", "policy"})
+    result = {"cluster", "machines", f"team:{event.team}", f"job:{event.workload}"}
     result.update(f"node:{node}" for node in event.data.get("nodes") or ())
     return frozenset(result)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 
 from makeway_api.models import Machine as MachineModel
 from makeway_api.models import MachineDetail, MachineEvent, MachinePage
@@ -10,7 +12,7 @@ from makeway_api.models import MachineOutput as OutputModel
 
 from ...autoscale.budget import UNIT
 from ...autoscale.machine import Machine, MachineState
-from ...store.machines.log import MachineLogEvent
+from ...store.machines.log import MachineLogEvent, StateHistory
 from ...store.pages import read_cursor
 from ...wording.machines import machine_reason
 from ..caller import Caller
@@ -21,6 +23,21 @@ from .deployments import no_deployment, only_administrators
 
 HISTORY = 200
 """Events of the history of one machine: the newest ones"""
+WINDOW = 3600.0
+"""Seconds of the lines of machines by state"""
+STEP = 10.0
+"""Seconds within which only the last change is a point of these lines"""
+MARK_SECONDS = 1.0
+"""Seconds for which all streams share a mark"""
+LINES: Mapping[str, str] = {
+    **dict.fromkeys(("requested", "booting", "joining"), "starting"),
+    "ready": "ready",
+    **dict.fromkeys(("draining", "terminating"), "ending"),
+    "lost": "lost",
+}
+"""The line that counts the machines in a state; those that are over are in none"""
+Timeline = Mapping[str, Sequence[float]]
+"""`at` has times in Unix seconds, each other line as many counts, which hold until the next time"""
 
 
 class MachineService:
@@ -28,6 +45,25 @@ class MachineService:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._mark: tuple[float, Hashable] = (float("-inf"), None)
+
+    async def mark(self, caller: Caller) -> Hashable:
+        """Return a value that is another one when what the pages of deployments show has changed; for their streams."""
+        only_administrators(caller)
+        if time.monotonic() - self._mark[0] >= MARK_SECONDS:
+            self._mark = (time.monotonic(), await self._context.call(self._context.store.machine_log.mark))
+        return self._mark[1]
+
+    async def timeline(self, caller: Caller, deployment: str) -> Timeline:
+        """Return how many machines of a deployment were in which states, in the last hour, as its log has it."""
+        only_administrators(caller)
+        store, since = self._context.store, self._context.clock() - WINDOW
+
+        def read() -> Timeline:
+            history = store.machine_log.states(deployment, since)
+            return timeline(history, store.machines.read(deployment).machines)
+
+        return await self._context.call(read)
 
     async def page(
         self,
@@ -125,3 +161,26 @@ def event_model(row: MachineLogEvent) -> MachineEvent:
         reason=row.reason,
         message=" ".join(part for part in (sentence, row.message) if part),
     )
+
+
+def timeline(history: StateHistory, live: Sequence[Machine]) -> Timeline:
+    """Return the counts of machines by line, from the states that they had; `live` are those that are not over."""
+    states = dict(history.earlier)
+    changed = {machine for _, machine, _ in history.changes}
+    for one in live:
+        if one.id not in changed:
+            states[one.id] = one.state  # as it has been since the beginning
+    points = [(history.since, _counted(states))]
+    for when_changed, machine, state in history.changes:
+        states[machine] = state
+        point = max(points[-1][0], when_changed), _counted(states)
+        if len(points) > 1 and point[0] // STEP == points[-1][0] // STEP:
+            points[-1] = point
+        else:
+            points.append(point)
+    result: dict[str, list[float]] = {"at": [round(moment, 1) for moment, _ in points]}
+    return result | {name: [counts[name] for _, counts in points] for name in dict.fromkeys(LINES.values())}
+
+
+def _counted(states: Mapping[str, str]) -> Counter[str]:
+    return Counter(line for state in states.values() if (line := LINES.get(state)))

@@ -5,18 +5,18 @@ An event for each change of a state or of its cause is written in the transactio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, delete, func, insert, select
 
 from ...autoscale.machine import Machine
 from .. import rows
 from ..database.database import Database
 from ..pages import bounded
-from ..statements import Many
-from ..tables import machine_events, machine_outputs, machines
+from ..statements import AT_ONCE, Many
+from ..tables import LIVE_MACHINE, machine_events, machine_outputs, machines
 from .rows import repaired
 
 E = machine_events.c
@@ -28,12 +28,15 @@ EVENT_KINDS: Mapping[str, tuple[type, Any]] = {
     "at": (float, 0.0),
     **dict.fromkeys(("deployment", "machine", "state", "reason", "message"), (str, "")),
 }
+STATE_KINDS = {name: EVENT_KINDS[name] for name in ("at", "machine", "state")}
 OUTPUT_KINDS: Mapping[str, tuple[type, Any]] = {
     **dict.fromkeys(("machine", "kind"), (str, None)),
     "at": (float, 0.0),
     "text": (str, ""),
     "omitted": (int, 0),
 }
+MAX_CHANGES = 2000
+"""Changes of states that a history has: the newest ones"""
 OutputKind = Literal["console", "init"]
 
 
@@ -62,6 +65,16 @@ class MachineOutput:
     omitted: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class StateHistory:
+    """The states of a deployment's machines since a time. `earlier`: the last ones before, by machine."""
+
+    since: float
+    earlier: Mapping[str, str]
+    changes: Sequence[tuple[float, str, str]]
+    """when, which machine, to which state; in order"""
+
+
 class MachineLog:
     """Events and outputs of machines. Each method is one transaction."""
 
@@ -84,6 +97,31 @@ class MachineLog:
         with self._database.read() as connection:
             result = [repaired(row, EVENT_KINDS) for row in connection.execute(query)]
         return [MachineLogEvent(**known) for known in result if known is not None]
+
+    def states(self, deployment: str, since: float) -> StateHistory:
+        """Return the states of a deployment's machines since a time, or since MAX_CHANGES changes ago if that is later.
+
+        A machine without a change since then is in `earlier` only if it is among the changes that were read.
+        """
+        query = select(E.id, E.at, E.machine, E.state).where(E.deployment == rows.clean(deployment), E.state != "")
+        with self._database.read() as connection:
+            result = connection.execute(query.order_by(E.id.desc()).limit(MAX_CHANGES)).all()
+            known = [(row.id, values) for row in reversed(result) if (values := repaired(row, STATE_KINDS))]
+            if len(result) == MAX_CHANGES and known:
+                since = max(since, known[0][1]["at"])
+            earlier = {values["machine"]: values["state"] for _, values in known if values["at"] < since}
+            recent = [(id, values) for id, values in known if values["at"] >= since]
+            changed = {values["machine"] for _, values in recent} - earlier.keys()
+            if recent:
+                earlier |= _states_before(connection, sorted(changed), recent[0][0])
+        return StateHistory(since, earlier, [(one["at"], one["machine"], one["state"]) for _, one in recent])
+
+    def mark(self) -> Hashable:
+        """Return a value that is another one after each line of the log, and where machines run other work."""
+        with self._database.read() as connection:
+            newest = connection.execute(select(func.max(E.id))).scalar()
+            live = connection.execute(select(machines.c.id, machines.c.state, machines.c.attempts).where(LIVE_MACHINE))
+            return newest, frozenset(map(tuple, live))
 
     def add(self, deployment: str, machine: str, reason: str, message: str, now: float) -> None:
         """Write an event that is no change of a state, such as what a provider said."""
@@ -110,6 +148,18 @@ class MachineLog:
         with self._database.read() as connection:
             result = [repaired(row, OUTPUT_KINDS) for row in connection.execute(query)]
         return [MachineOutput(**known) for known in result if known is not None]
+
+
+def _states_before(connection: Connection, ids: Sequence[str], event: int) -> dict[str, str]:
+    """Return the state of each of some machines before an event; those that had none yet are left out."""
+    result: dict[str, str] = {}
+    for begin in range(0, len(ids), AT_ONCE):
+        some = E.machine.in_(ids[begin : begin + AT_ONCE])
+        last = select(func.max(E.id)).where(some, E.state != "", E.id < event).group_by(E.machine)
+        for row in connection.execute(select(E.at, E.machine, E.state).where(E.id.in_(last.scalar_subquery()))):
+            if (known := repaired(row, STATE_KINDS)) is not None:
+                result[known["machine"]] = known["state"]
+    return result
 
 
 def event_of(deployment: str, machine: str, state: str, reason: str, message: str, now: float) -> dict[str, Any]:

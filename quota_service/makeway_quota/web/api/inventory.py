@@ -134,8 +134,9 @@ async def events(
     A reader whose last event is not kept any more, or is more than 2000 events back, gets a `reset`: it reads
     everything again. A message with an id alone says that nothing up to there is for this reader.
 
-    With `topics` (cluster, policy, team:NAME, job:ID, node:NAME, with commas between them) the messages are of the kind
-    `changed` and name the topics that changed, at most four times a second; `beat` says that the stream is alive.
+    With `topics` (cluster, machines, policy, team:NAME, job:ID, node:NAME, with commas between them) the messages are
+    of the kind `changed` and name the topics that changed, at most four times a second; `beat` says that the stream
+    is alive.
     """
     start = last_event_id if last_event_id is not None else after
     streams.check_room(caller.name)

@@ -9,12 +9,12 @@ from typing import Annotated, Any, NamedTuple
 from fastapi import APIRouter, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from makeway_api.errors import MakewayError
-from makeway_api.models import DeploymentRequest, PolicyCheck
+from makeway_api.models import Deployment, DeploymentRequest, PolicyCheck
 
 from ...autoscale.document import read_deployment, schema
 from ...autoscale.machine import OVER, STATES, MachineState
 from ...policy import PolicyInvalid
-from ...services.jobs.listing import ListQuery
+from ...services import Services
 from ..dependencies import TheServices
 from ..login.auth import Authenticator, Visitor, may, refusal
 from ..login.confirmations import confirmation, confirms
@@ -120,7 +120,7 @@ async def save(
 @router.get("/deployments/{name}")
 @router.get("/live/deployments/{name}")
 async def deployment_page(request: Request, name: str, visitor: PageVisitor, services: TheServices) -> Response:
-    """Show one deployment: idle machines, work that waits, running machines, and the log."""
+    """Show one deployment: idle machines, the tasks of its queues, running machines, their lines, and the log."""
     _only_administrators(visitor)
     caller = visitor.caller
     result = await services.deployments.read(caller, name)
@@ -133,10 +133,20 @@ async def deployment_page(request: Request, name: str, visitor: PageVisitor, ser
         deployment=result,
         idle=idle,
         running=[one for one in machines if one not in idle],
-        waiting=await services.listings.listing(caller, ListQuery("waiting", lines=LOG_LINES)),
+        queues=await services.listings.queues(caller, _profiles(services, result)),
+        timeline=await services.machines.timeline(caller, name),
         log=await services.machines.log(caller, name, LOG_LINES),
         colours=COLOURS,
     )
+
+
+def _profiles(services: Services, deployment: Deployment) -> set[str]:
+    """Return the profiles whose work may run on machines of a deployment; all where its document cannot be read."""
+    profiles = services.context.document.profiles
+    if deployment.problem:
+        return {one.name for one in profiles}
+    pools = {one.pool for one in deployment.prices}
+    return {one.name for one in profiles if pools.intersection(one.pools)}
 
 
 @router.get("/deployments/{name}/machines/{id}")

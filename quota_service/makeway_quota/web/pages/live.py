@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 
 from fastapi import Request
 from makeway_api.errors import MakewayError
@@ -31,6 +31,8 @@ RECHECK_SECONDS = 5.0
 """Seconds after which a silent stream looks for new nodes"""
 HIDDEN_REFRESH_SECONDS = 15.0
 """Seconds after which a part is made again where only what its reader may not see has changed: the map shows that"""
+MACHINES_SECONDS = 1.0
+"""Seconds after which a stream of a page of machines looks for changes of them: no event of the feed is about them"""
 RETRY_SECONDS = 1.0
 """Seconds after which a part is tried again that the service could not make: it is busy, or its database is away"""
 MAX_PARTS = 8
@@ -71,6 +73,9 @@ class PageStream:
         """whether something changed that the reader may not see, since the parts were made"""
         self._made = time.monotonic()
         self._progress_seen = 0
+        self._machines: Hashable = None
+        """what the page of machines shows; None: not looked at yet, so that the page is read again"""
+        self._machines_at = float("-inf")
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -104,12 +109,13 @@ class PageStream:
         coming = asyncio.ensure_future(anext(batches, None))
         making: asyncio.Task[tuple[str, Rendering | None]] | None = None
         nodes = self._nodes()
+        recheck = MACHINES_SECONDS if "machines" in self._topics else RECHECK_SECONDS
         try:
             while True:
                 if making is None and self._stale:
                     making = asyncio.create_task(self._make(self._stale.pop()))
                 waited = {coming, making} if making else {coming}
-                await asyncio.wait(waited, timeout=RECHECK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waited, timeout=recheck, return_when=asyncio.FIRST_COMPLETED)
                 if coming.done():
                     if (batch := coming.result()) is None:
                         return
@@ -123,6 +129,8 @@ class PageStream:
                         yield chunk
                 if nodes is not (nodes := self._nodes()) and (watched := self._watched()):
                     yield self._packed(note("changed", {"topics": sorted(watched)}))
+                if await self._machines_changed():
+                    yield self._packed(note("changed", {"topics": ["machines"]}))
                 self._mark_stale()
         finally:
             tasks = [task for task in (coming, making) if task is not None]
@@ -138,6 +146,20 @@ class PageStream:
         """Return what shows nodes: the parts are made again, and these topics changed."""
         self._stale |= self._shown.keys()
         return {topic for topic in self._topics if topic.startswith("node:")}
+
+    async def _machines_changed(self) -> bool:
+        """Whether machines have changed since the last look, which is a while ago, and the reader may see them."""
+        if "machines" not in self._topics or not self._caller.sees_all:
+            return False
+        if time.monotonic() - self._machines_at < MACHINES_SECONDS:
+            return False
+        self._machines_at = time.monotonic()
+        try:
+            mark = await self._services.machines.mark(self._caller)
+        except MakewayError:
+            return False  # the service is busy, or its database is away: looked at again
+        changed, self._machines = mark != self._machines, mark
+        return changed
 
     def _taken(self, batch: Batch) -> frozenset[str]:
         """Return the topics of this stream that a batch is about, and note which parts it may have changed."""
