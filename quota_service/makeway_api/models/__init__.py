@@ -56,6 +56,8 @@ from .usage import Lending, Offer, OfferTable, TeamUsage, Usage, Victim
 from .workloads import (
     Attempt,
     Checkpoint,
+    CloneOverrides,
+    CloneRequest,
     DryRun,
     FileIn,
     Grant,
@@ -75,6 +77,8 @@ __all__ = [
     "Attempt",
     "AttemptStorage",
     "Checkpoint",
+    "CloneOverrides",
+    "CloneRequest",
     "Credential",
     "CredentialRequest",
     "Decision",

@@ -123,6 +123,29 @@ class JobRequest(RequestBody):
     dry_run: bool = False
 
 
+class CloneOverrides(RequestBody):
+    """Fields that differ in the copies; all others are those of the original."""
+
+    name: str | None = Field(None, max_length=200)
+    team: str | None = Field(None, max_length=63)
+    profile: str | None = Field(None, max_length=63)
+    image: str | None = Field(None, max_length=1000)
+    command: list[str] | None = Field(None, min_length=1, max_length=1000)
+    files: list[FileIn] | None = Field(None, max_length=10_000)
+    env: dict[str, str] | None = None
+    workers: int | None = Field(None, ge=1, le=100_000)
+    priority: Priority | None = None
+    time_limit: int | None = Field(None, ge=1, le=366 * 86400)
+    max_failures: int | None = Field(None, ge=0, le=1000)
+
+
+class CloneRequest(RequestBody):
+    """The number of copies, and the fields that differ in them."""
+
+    n: int = Field(1, ge=1, le=100)
+    overrides: CloneOverrides = Field(default_factory=CloneOverrides)
+
+
 class MoveRequest(RequestBody):
     """The queue that a pending job is to be moved to: another team, another profile, or both."""
 

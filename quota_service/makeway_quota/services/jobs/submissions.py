@@ -101,6 +101,12 @@ class SubmissionService:
         ]
         return job.model_copy(update={"notes": notes})
 
+    async def queues(self, caller: Caller) -> list[tuple[str, str]]:
+        """Return the queues that a caller may submit jobs to, as team and profile."""
+        context = self._context
+        profiles_for = context.document.profiles_for
+        return [(team, name) for team in context.teams_of(caller) for name in profiles_for(team, "job")]
+
     async def clone(
         self, caller: Caller, id: str, many: int, overrides: Mapping[str, Any], key: str | None = None
     ) -> list[Job]:

@@ -8,18 +8,16 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 from makeway_api.errors import MakewayError
 from makeway_api.models import (
+    CloneRequest,
     Decision,
     DryRun,
-    FileIn,
     Job,
     JobPage,
     JobRequest,
     LogChunk,
     MoveRequest,
-    Priority,
-    RequestBody,
 )
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from ..dependencies import (
     MAX_INTEGER,
@@ -39,29 +37,6 @@ from ..server.problems import declared, json_list, json_of
 router = APIRouter(prefix="/jobs", tags=["jobs"], responses=declared(404, 410))
 
 Attempt = Annotated[int | None, Query(ge=1, le=1_000_000, description="default: the newest")]
-
-
-class CloneOverrides(RequestBody):
-    """Fields that differ in the copies; all others are those of the original."""
-
-    name: str | None = Field(None, max_length=200)
-    team: str | None = Field(None, max_length=63)
-    profile: str | None = Field(None, max_length=63)
-    image: str | None = Field(None, max_length=1000)
-    command: list[str] | None = Field(None, min_length=1, max_length=1000)
-    files: list[FileIn] | None = Field(None, max_length=10_000)
-    env: dict[str, str] | None = None
-    workers: int | None = Field(None, ge=1, le=100_000)
-    priority: Priority | None = None
-    time_limit: int | None = Field(None, ge=1, le=366 * 86400)
-    max_failures: int | None = Field(None, ge=0, le=1000)
-
-
-class CloneRequest(RequestBody):
-    """The number of copies, and the fields that differ in them."""
-
-    n: int = Field(1, ge=1, le=100)
-    overrides: CloneOverrides = Field(default_factory=CloneOverrides)
 
 
 class Failure(BaseModel):

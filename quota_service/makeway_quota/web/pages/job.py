@@ -1,8 +1,11 @@
-"""The page of one job: state and reason, attempts, decisions, its output, and its buttons."""
+"""The page of one job: state and reason, attempts, decisions, its output, its buttons, and the form of copies."""
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Mapping
 from typing import Annotated
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import RedirectResponse
@@ -15,6 +18,7 @@ from ..dependencies import Id, TheServices
 from ..login.auth import Visitor, may, may_for_some, refusal
 from ..settings import WebSettings
 from .access import PageVisitor
+from .forms import clone_fields
 from .panel import display_of
 from .render import page, part
 from .storage import KINDS
@@ -27,6 +31,7 @@ ACTIONS = {
     "resume": "The job is back in the queue and resumes from its last checkpoint.",
     "delete": "The job was deleted.",
     "move": "The job waits in its new queue, and keeps its submission time.",
+    "clone": "This copy was submitted.",
     "preempt-test": "The preemption test has started: the job saves a checkpoint, stops and is requeued.",
 }
 
@@ -39,6 +44,19 @@ router = APIRouter(include_in_schema=False)
 @router.get("/live/jobs/{id}")
 async def job_page(request: Request, id: Id, visitor: PageVisitor, services: TheServices) -> Response:
     """One job: state and reason, attempts, decisions, its output."""
+    return await _page(request, id, visitor, services)
+
+
+async def _page(
+    request: Request,
+    id: str,
+    visitor: Visitor,
+    services: Services,
+    copies: Mapping[str, str] | None = None,
+    problem: str | None = None,
+    status: int = 200,
+) -> Response:
+    """Return the page of a job. `copies` is what was typed into the form of copies, which is open then."""
     caller, settings = visitor.caller, request.app.state.settings
     job = await services.jobs.job(caller, id)
     template = part(request, "job")
@@ -46,6 +64,7 @@ async def job_page(request: Request, id: Id, visitor: PageVisitor, services: The
         request,
         template,
         visitor,
+        status=status,
         job=job,
         display=display_of(services, caller, await services.usage.usage(caller), [], settings),
         decisions=list(reversed(await services.jobs.events(caller, id)))[:100],
@@ -54,6 +73,11 @@ async def job_page(request: Request, id: Id, visitor: PageVisitor, services: The
         tail=await _tail(services, caller, job) if template == "job.html" else None,
         kept=None if job.private else await services.storage.measured(caller, id),
         queues=await services.moves.queues(caller, job) if template == "job.html" else (),
+        clone_queues=await services.submissions.queues(caller) if _may_clone(visitor, job, template) else None,
+        clone_words=clone_fields.WORDS,
+        clone_key=secrets.token_urlsafe(16),
+        clone_problem=problem,
+        copies=copies,
         kinds=KINDS,
         written=size,
         notice=_notice(request),
@@ -81,6 +105,29 @@ async def move(request: Request, id: Id, visitor: PageVisitor, services: TheServ
     return RedirectResponse(f"{settings.prefix}jobs/{id}?did=move", status_code=303)
 
 
+@router.post("/jobs/{id}/clone")
+async def clone(request: Request, id: Id, visitor: PageVisitor, services: TheServices) -> Response:
+    """Submit the copies of the form, then show the copy, or those that wait; a second press submits nothing."""
+    if not may(visitor.caller, "submit"):
+        raise refusal(visitor.caller, ["submit"])
+    form = await request.form()
+    values = clone_fields.typed(form)
+    key = clone_fields.key_of(form.get("key"), values)
+    try:
+        wanted = clone_fields.request_of(values)
+        overrides = wanted.overrides.model_dump(exclude_unset=True, exclude_none=True)
+        made = await services.submissions.clone(visitor.caller, id, wanted.n, overrides, key)
+    except MakewayError as refused:
+        if refused.status in (403, 404):
+            raise
+        return await _page(request, id, visitor, services, values, refused.message, refused.status)
+    settings: WebSettings = request.app.state.settings
+    if len(made) == 1:
+        return RedirectResponse(f"{settings.prefix}jobs/{made[0].id}?did=clone", status_code=303)
+    where = urlencode({"owner": visitor.caller.name, "profile": made[0].profile, "q": made[0].name})
+    return RedirectResponse(f"{settings.prefix}workloads?{where}", status_code=303)
+
+
 @router.post("/jobs/{id}/{action}")
 async def job_action(request: Request, id: Id, action: str, visitor: PageVisitor, services: TheServices) -> Response:
     """Run the action of a button, then show the page again."""
@@ -99,6 +146,11 @@ async def job_action(request: Request, id: Id, action: str, visitor: PageVisitor
     do = {"cancel": jobs.cancel, "resume": jobs.resume, "preempt-test": jobs.preempt_test}[action]
     await do(visitor.caller, id)
     return RedirectResponse(f"{settings.prefix}jobs/{id}?did={action}", status_code=303)
+
+
+def _may_clone(visitor: Visitor, job: Job, template: str) -> bool:
+    """Whether the page has the form of copies: its changing part has not, which would lose what is typed."""
+    return template == "job.html" and not job.private and may(visitor.caller, "submit")
 
 
 def _may_act(visitor: Visitor) -> None:
