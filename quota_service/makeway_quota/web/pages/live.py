@@ -149,7 +149,7 @@ class PageStream:
 
     async def _machines_changed(self) -> bool:
         """Whether machines have changed since the last look, which is a while ago, and the reader may see them."""
-        if "machines" not in self._topics or not self._caller.sees_all:
+        if "machines" not in self._topics or not self._caller.is_administrator:
             return False
         if time.monotonic() - self._machines_at < MACHINES_SECONDS:
             return False
