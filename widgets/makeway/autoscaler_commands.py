@@ -10,7 +10,7 @@ from typing import Any
 
 from makeway_api.errors import MakewayError
 from makeway_api.models import Deployment, Machine, MachineDetail, MachineEvent
-from makeway_api.money import costs, gpu_hours, kind, spent
+from makeway_api.models.money import costs, gpu_hours, kind, spent
 from makeway_api.quantities import count, listed
 from makeway_api.tables import Column, plain, text_table
 

@@ -11,8 +11,8 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from makeway_api import curves, money
-from makeway_api.models import Grant
+from makeway_api import curves
+from makeway_api.models import Grant, money
 from makeway_api.quantities import gpus, number
 from markupsafe import Markup
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .models import MachinePrice
-from .quantities import gpus
+from ..quantities import gpus
+from .deployments import MachinePrice
 
 FINE_BELOW = 0.1
 """Amounts below it are written with four decimals: a share of a GPU may cost less than a hundredth"""
