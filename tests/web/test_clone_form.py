@@ -120,6 +120,10 @@ async def test_only_those_who_may_submit_and_read_the_job_clone_it(web: Portal) 
     assert len(await jobs(web)) == 1
 
 
+async def _run(web: Portal, name: str, many: int) -> bool:
+    return len([one for one in await jobs(web) if one["name"] == name and one["state"] == "running"]) == many
+
+
 @pytest.mark.browser
 @pytest.mark.covers("F53")
 async def test_the_form_works_without_a_script_and_for_a_screen_reader(
@@ -135,6 +139,9 @@ async def test_the_form_works_without_a_script_and_for_a_screen_reader(
     await plain.get_by_label("Name", exact=True).fill("plain")
     await plain.screenshot(path=tmp_path / "clone-390.png", full_page=True)
     await plain.get_by_role("button", name="Submit copies").click()
+    await expect(plain.get_by_role("status").filter(has_text="2 copies were submitted")).to_be_visible()
+    await web.run.until(lambda: _run(web, "plain", 2), "both copies run")
+    await plain.get_by_role("link", name="run", exact=True).click()
     await expect(plain.get_by_role("link", name="plain")).to_have_count(2)
     for theme in ("light", "dark"):
         other = await page.context.browser.new_page(color_scheme=theme)

@@ -78,6 +78,7 @@ async def _page(
         clone_key=secrets.token_urlsafe(16),
         clone_problem=problem,
         copies=copies,
+        copied=_copied(request),
         kinds=KINDS,
         written=size,
         notice=_notice(request),
@@ -107,7 +108,7 @@ async def move(request: Request, id: Id, visitor: PageVisitor, services: TheServ
 
 @router.post("/jobs/{id}/clone")
 async def clone(request: Request, id: Id, visitor: PageVisitor, services: TheServices) -> Response:
-    """Submit the copies of the form, then show the copy, or those that wait; a second press submits nothing."""
+    """Submit the copies of the form, then show it, or where they are listed; a second press submits nothing."""
     if not may(visitor.caller, "submit"):
         raise refusal(visitor.caller, ["submit"])
     form = await request.form()
@@ -124,8 +125,8 @@ async def clone(request: Request, id: Id, visitor: PageVisitor, services: TheSer
     settings: WebSettings = request.app.state.settings
     if len(made) == 1:
         return RedirectResponse(f"{settings.prefix}jobs/{made[0].id}?did=clone", status_code=303)
-    where = urlencode({"owner": visitor.caller.name, "profile": made[0].profile, "q": made[0].name})
-    return RedirectResponse(f"{settings.prefix}workloads?{where}", status_code=303)
+    where = urlencode({"copies": len(made), "named": made[0].name})
+    return RedirectResponse(f"{settings.prefix}jobs/{id}?{where}", status_code=303)
 
 
 @router.post("/jobs/{id}/{action}")
@@ -164,6 +165,12 @@ def _notice(request: Request) -> str | None:
     if (attempt := given.get("attempt", "")).isdecimal() and (freed := given.get("freed", "")).isdecimal():
         return f"Deleted: the log and the result of attempt {int(attempt[:7])}, {size(int(freed[:18]))}."
     return ACTIONS.get(given.get("did", ""))
+
+
+def _copied(request: Request) -> tuple[int, str] | None:
+    """Return how many copies were submitted before the page was shown, and their name."""
+    many = request.query_params.get("copies", "")[:7]
+    return (int(many), request.query_params.get("named", "")[:200]) if many.isdecimal() else None
 
 
 async def _may_touch(services: Services, caller: Caller, job: Job) -> bool:
