@@ -108,3 +108,14 @@ async def test_a_job_gets_its_image_and_a_clone_the_same_while_its_profile_offer
         current = await policies.current(PEOPLE["root"])
         await policies.apply(PEOPLE["root"], PolicyRequest(document=newer, base=current.version, comment="newer"))
         assert [one.image for one in await client.clone(job.id)] == ["site/plain:1"]
+
+
+async def test_a_clone_has_as_many_workers_in_the_same_profile(tmp_path: Path) -> None:
+    async with running(tmp_path, POLICY) as run:
+        client = run.client("ana")
+        job = await run.submit("ana", profile="gpu1", workers=2)
+        assert [one.workers for one in await client.clone(job.id)] == [2]
+        assert [one.workers for one in await client.clone(job.id, 1, {"workers": 1})] == [1]
+        assert [one.workers for one in await client.clone(job.id, 1, {"profile": "gpu2"})] == [1]
+        usual = await run.submit("ana", profile="gpu1")
+        assert [one.workers for one in await client.clone(usual.id)] == [1]

@@ -264,9 +264,12 @@ async def _first_decision(row: Workload, follower: Follower) -> Workload:
 def _copy_of(document: Document, original: Workload, caller: Caller, overrides: Mapping[str, Any]) -> JobRequest:
     """Return the submission that a clone stands for; without files, unless `overrides` has some.
 
-    It has the image of the original while its profile offers that, else the profile's default one.
+    It has the image of the original while its profile offers that, else the profile's default one; and its number of
+    workers in the same profile, where that is not the profile's own.
     """
     profile = overrides.get("profile") or original.profile
+    known = document.profile(profile)
+    same = known is not None and profile == original.profile and known.workers != original.workers
     env = original.env if original.owner == caller.name else {}
     base: dict[str, Any] = {
         "name": original.name,
@@ -278,6 +281,7 @@ def _copy_of(document: Document, original: Workload, caller: Caller, overrides: 
         "max_failures": original.max_failures,
         "time_limit": None if original.time_limit is None else round(original.time_limit),
         "source": original.source,
+        "workers": original.workers if same else None,
         "image": original.image if offers_image(document, profile, original.image) else None,
     }
     try:
