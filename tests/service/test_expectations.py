@@ -79,12 +79,12 @@ def test_an_attempt_that_was_seen_once_and_is_gone_is_lost(state: str) -> None:
 def test_a_new_process_knows_from_the_row_what_was_ordered() -> None:
     clock = Clock()
     before, after = Expectations(60.0, clock), Expectations(60.0, clock)
-    before.ordered([KEY])
-    assert before.unwritten([row()], now=500.0) == {}
+    before.expect_starts([KEY])
+    assert before.launch_times_to_store([row()], now=500.0) == {}
     clock.now += NOTE_AFTER
-    assert before.unwritten([row()], now=500.0) == {KEY[0]: 500.0 - NOTE_AFTER}
+    assert before.launch_times_to_store([row()], now=500.0) == {KEY[0]: 500.0 - NOTE_AFTER}
     noted = row(launched_at=500.0 - NOTE_AFTER)
-    assert before.unwritten([noted], now=500.0) == {}
+    assert before.launch_times_to_store([noted], now=500.0) == {}
     assert after.verdict(noted, synced=True, now=510.0) == "wait"
     clock.now += 60.0 - NOTE_AFTER - 10.0
     assert after.verdict(noted, synced=True, now=510.0) == "lost"

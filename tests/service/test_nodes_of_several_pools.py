@@ -104,7 +104,9 @@ async def test_jobs_over_quota_of_one_pool_make_way_for_a_guaranteed_job_that_la
         assert len(gone) == 3
         assert states["w"] == "running"
         told = [line.message for line in await run.client("ana").job_events(gone[0].id)]
-        assert any("The start is in pool whole, and gets CPU of mixed" in message for message in told), told
+        assert any("It makes way for a start in pool whole that needs CPU of mixed" in message for message in told), (
+            told
+        )
         usage = {team.team: team for team in (await run.client("root").usage()).teams}
         assert (usage["rnd"].used, usage["devops"].used) == (5, 1)
 

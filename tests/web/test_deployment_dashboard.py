@@ -80,7 +80,8 @@ async def test_each_panel_shows_a_change_within_five_seconds(web: Portal, url: s
     await shown("an end", ended, panel["log"], "It had no work for idle_timeout")
     gone = lambda: commit("m-1", state="gone")  # noqa: E731
     await shown("that it is gone", gone, panel["running"], r"machines\s+0")
-    chart = page.get_by_role("img", name=re.compile("Machines by state: no machines; 2 tasks wait now, 1 at most"))
+    # The lines are sampled: they may miss a machine that was there for less than a step.
+    chart = page.get_by_role("img", name=re.compile("Machines by state: no machines; 2 tasks wait now, [01] at most"))
     await expect(chart).to_be_visible()
     assert await page.evaluate("window.same"), "the page was never loaded again"
     assert {what: wait for what, wait in waits.items() if wait >= PROMISED} == {}, waits

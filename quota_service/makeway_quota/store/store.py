@@ -382,8 +382,8 @@ class Store:
 
         def read(connection: Connection) -> list[Workload] | None:
             nonlocal result
-            changes = replicas.changed_after(connection, after, self._known)
-            return changes.rows if changes.last > after else None
+            result = replicas.changed_after(connection, after, self._known)
+            return result.rows if result.last > after else None
 
         self._database.follow(read)
         return result
