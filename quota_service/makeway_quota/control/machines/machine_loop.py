@@ -70,8 +70,8 @@ class MachineLoop:
         self._store, self._leader, self._make_provider = store, leader, make_provider
         self._wake_cycle, self._clock, self._monotonic = wake_cycle, clock, monotonic
         self._drivers: dict[str, DeploymentDriver] = {}
-        self._documents: dict[str, StoredDeployment] = {}
-        self._secrets_at: dict[str, float | None] = {}
+        self._documents: dict[str, tuple[StoredDeployment, float | None]] = {}
+        """what each driver was made of: the document, and when the credential of its cloud was set"""
         """when that was set with which the provider of each deployment was made"""
         self._demand: CycleDemand | None = None
         self._term: int | None = None
@@ -183,15 +183,14 @@ class MachineLoop:
         secrets_at = await asyncio.to_thread(self._store.secrets.cloud_times)
         for name in self._drivers.keys() - stored.keys():
             await self._drivers.pop(name).close()
-        self._documents = {name: one for name, one in self._documents.items() if name in stored}
+        self._documents = {name: made_of for name, made_of in self._documents.items() if name in stored}
         for name, one in stored.items():
-            current = self._documents.get(name) == one and self._secrets_at.get(name) == secrets_at.get(name)
-            if current or self.quarantine.rests(READING, "deployment", name):
+            made_of = one, secrets_at.get(name)
+            if self._documents.get(name) == made_of or self.quarantine.rests(READING, "deployment", name):
                 continue
             with self.quarantine.guard(READING, "deployment", name):
                 await self._drive(one)
-                self._documents[name] = one
-                self._secrets_at[name] = secrets_at.get(name)
+                self._documents[name] = made_of
 
     async def _drive(self, stored: StoredDeployment) -> None:
         deployment = replace(read_deployment(stored.document, stored.name), revision=stored.version)
