@@ -388,12 +388,19 @@ class SlowProvider(MemoryProvider):
         return super().launch(request, token, join)
 
 
-async def _with_a_launch_that_hangs(world: World, late: bool) -> SlowProvider:
+async def _whose_launches_hang(world: World) -> SlowProvider:
+    """Deploy on a provider whose launches hang until it is released."""
     provider = SlowProvider(lambda: world.now)
-    provider.released, provider.late = threading.Event(), late
+    provider.released = threading.Event()
     world.providers["cloud"] = provider
     world.deploy()
     await world.turn()
+    return provider
+
+
+async def _with_a_launch_that_hangs(world: World, late: bool) -> SlowProvider:
+    provider = await _whose_launches_hang(world)
+    provider.late = late
     world.needs("job-1")
     await world.loop.turn()
     assert world.states() == ["requested"]
@@ -426,11 +433,7 @@ async def test_many_launches_that_hang_hold_up_neither_lists_nor_ends(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deployment_driver, "CALLS_AT_ONCE", 2)
-    provider = SlowProvider(lambda: world.now)
-    provider.released = threading.Event()
-    world.providers["cloud"] = provider
-    world.deploy()
-    await world.turn()
+    provider = await _whose_launches_hang(world)
     try:
         world.needs("job-1", "job-2", "job-3")
         await world.loop.turn()
@@ -448,11 +451,7 @@ async def test_a_launch_that_had_no_thread_in_time_is_not_made_any_more(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deployment_driver, "CALLS_AT_ONCE", 1)
-    provider = SlowProvider(lambda: world.now)
-    provider.released = threading.Event()
-    world.providers["cloud"] = provider
-    world.deploy()
-    await world.turn()
+    provider = await _whose_launches_hang(world)
     try:
         world.needs("job-1", "job-2")
         await world.loop.turn()
