@@ -7,33 +7,21 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 from pathlib import Path
 
-import uvicorn
 from elsewhere import Processes
 from makeway_quota.application import Application
 from makeway_quota.settings import load
-from makeway_quota.web.app import create_app
-from makeway_quota.web.login.auth import TokenAuth
-from makeway_quota.web.server.http_server import run, server_config
-from makeway_quota.web.settings import WebSettings
-from running import PEOPLE
+from makeway_quota.web.server.http_server import run
+from replica_server import serve_replica
 
 
 async def serve(machines: Path, address: str, port_file: Path) -> None:
     """Serve until it is killed; the port is written to a file once it listens."""
     backend = Processes(machines, address, gpus=10)
     service = await Application.open(load(environ=dict(os.environ)), backend)
-    app = create_app(service.services, WebSettings(secret=b"test" * 8), TokenAuth(PEOPLE))
-    server = uvicorn.Server(server_config(app, timeout_graceful_shutdown=2))
-    with socket.create_server(("127.0.0.1", int(os.environ["PORT"]))) as listener:
-        await service.start()
-        (partial := port_file.with_suffix(".new")).write_text(str(listener.getsockname()[1]))
-        partial.rename(port_file)
-        await server.serve([listener])
-    await service.stop(stop_jobs=False)
+    await serve_replica(service, int(os.environ["PORT"]), port_file)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import random
-import socket
 import sys
 import time
 from pathlib import Path
 
-import uvicorn
 from makeway_quota.application import Application
 from makeway_quota.autoscale.instances import Instance
 from makeway_quota.autoscale.provider import JoinData
@@ -23,11 +21,8 @@ from makeway_quota.backends.machines.backend import MachinesBackend
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.backends.routing.backend import RoutingBackend
 from makeway_quota.settings import load
-from makeway_quota.web.app import create_app
-from makeway_quota.web.login.auth import TokenAuth
-from makeway_quota.web.server.http_server import run, server_config
-from makeway_quota.web.settings import WebSettings
-from running import PEOPLE
+from makeway_quota.web.server.http_server import run
+from replica_server import serve_replica
 
 
 class SlowCloud(local.LocalProvider):
@@ -67,14 +62,7 @@ async def serve(port_file: Path) -> None:
     local.LocalProvider = SlowCloud  # type: ignore[misc]
     backend = RoutingBackend([NoNodes(), MachinesBackend(durable_checkpoints=True)])
     service = await Application.open(load(environ=dict(os.environ)), backend)
-    app = create_app(service.services, WebSettings(secret=b"test" * 8), TokenAuth(PEOPLE))
-    server = uvicorn.Server(server_config(app, timeout_graceful_shutdown=2))
-    with socket.create_server(("127.0.0.1", int(os.environ["PORT"]))) as listener:
-        await service.start()
-        (partial := port_file.with_suffix(".new")).write_text(str(listener.getsockname()[1]))
-        partial.rename(port_file)
-        await server.serve([listener])
-    await service.stop(stop_jobs=False)
+    await serve_replica(service, int(os.environ["PORT"]), port_file)
 
 
 if __name__ == "__main__":
