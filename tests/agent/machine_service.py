@@ -39,7 +39,7 @@ class MachineService(ThreadingHTTPServer):
         self.lost = {"join": 0, "report": 0, "orders": 0}
         """requests that are done, and not answered"""
         self.replies: dict[str, list[tuple[int, Any]]] = {}
-        """answers to give first, by the last word of the path"""
+        """answers to give the agent first, by the last word of the path; launchers ask for orders and report, too"""
         self.claims: list[tuple[str, str]] = []
         """the workers that were claimed, each with its token"""
         self.commands: dict[str, list[str]] = {}
@@ -111,7 +111,7 @@ class _Answers(BaseHTTPRequestHandler):
             time.sleep(0.02)
             if self.connection.fileno() < 0:
                 return
-        if service.replies.get(words[-1]):
+        if "attempts" not in words and service.replies.get(words[-1]):
             self._send(*service.replies[words[-1]].pop(0))
             return
         if words[-1] == "agent.pyz":

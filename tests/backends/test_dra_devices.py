@@ -338,7 +338,39 @@ async def test_rights_that_are_taken_away_leave_the_devices_as_counted_last(stat
         await soon(lambda: inventory.devices._followed is not None)
         assert amounts(inventory.node_statuses()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
         assert inventory.synced
-        assert not inventory.problem
+        await soon(lambda: not inventory.problem)  # of nodes and pods, which were asked again, too
+
+
+class SlowToEnd(Restricted):
+    """An API server whose endless requests take a while to end when they are cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ending = asyncio.Event()
+
+    async def get(self, path: str, query: Any = None) -> dict[str, Any]:
+        try:
+            return await super().get(path, query)
+        except asyncio.CancelledError:
+            self.ending.set()
+            await asyncio.sleep(0.05)
+            raise
+
+
+async def test_an_inventory_closes_while_the_devices_are_being_given_up() -> None:
+    server = SlowToEnd()
+    server.lists[CLASSES] = []
+    async with opened(server) as inventory:
+        server.lists[CLASSES], server.endless = [CLASS, SLICED], {SLICES}
+        await soon(lambda: inventory.devices._followed)
+        followed = inventory.devices._followed
+        assert followed is not None
+        await soon(lambda: followed.classes.synced)
+        server.refused[CLASSES] = FORBIDDEN
+        followed.classes.ask_again()
+        await soon(server.ending.is_set)
+        closed, _ = await asyncio.wait({asyncio.create_task(inventory.close())}, timeout=5)
+        assert closed
 
 
 async def test_an_api_that_is_switched_off_has_no_devices_any_more_and_stops_nothing() -> None:

@@ -17,6 +17,7 @@ from makeway_quota.history.retention import DAY, Keep, Retention
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.records import Attempt, Change, NewDecision, Person, SubmissionKey
 from makeway_quota.store.storage import growth
+from makeway_quota.store.storage.sealed_secrets import GIT, SecretKeys, StoredCredential
 from makeway_quota.store.tables import metadata
 from sqlalchemy import func, select
 
@@ -66,6 +67,15 @@ def day_of_work(store: Store, job, day: int, ids: Iterator[int]) -> None:  # typ
     store.add_workload(job(deleted, owner=name), [("f", b"d" * 2000 + deleted.encode(), False)], now=now)
     store.commit([Change(deleted, {"state": "failed", "ended_at": now})], now=now)
     store.pruning.forget_ended(deleted, now)
+
+
+def day_of_credentials(store: Store, keys: SecretKeys, day: int) -> None:
+    """Live through one day: a credential of a team of the week is replaced each day, and removed after the week."""
+    name, now = f"git{day // 7}", day * DAY
+    written = NewDecision("policy", None, None, "root", "credential", "is set")
+    store.secrets.write(StoredCredential(name, GIT, f"team{day // 7}", now, "root"), {"token": "x"}, keys, written)
+    if day % 7 == 6:
+        assert store.secrets.delete(f"git{day // 7 - 1}", now, written) == (day - 7 >= SINCE - SINCE % 7)
 
 
 def day_of_machines(store: Store, term: int, day: int) -> None:
@@ -120,6 +130,7 @@ async def test_every_table_levels_off_within_a_year(
             now = day * DAY
             day_of_work(store, job, day, ids)
             day_of_machines(store, store.take_term("test", now) or 0, day)
+            day_of_credentials(store, SecretKeys(tmp_path / "keys", made=True), day)
             if day % 6 == 0:
                 now += 3600
                 for _ in range(5):

@@ -121,8 +121,8 @@ async def test_another_tab_takes_over_from_one_that_closes_is_hidden_or_frozen(
         else:
             await page.evaluate(FREEZE)
         id = await web.running_job(f"job {number}", profile="gpu1")
-        for page in pages:
-            await expect(page.locator(f"a.mw-cell[data-w='{id}']")).to_have_count(1)
+        for other in pages:
+            await expect(other.locator(f"a.mw-cell[data-w='{id}']")).to_have_count(1)
         if way != "close":
             assert not await page.evaluate(HAS_STREAM), f"after {way}"
         await with_the_stream(web, pages, f"after {way}")

@@ -186,9 +186,7 @@ class DraInformers:
         finally:
             for task in tasks:
                 task.cancel()
-            for task in tasks:
-                with suppress(asyncio.CancelledError):
-                    await task
+            await asyncio.gather(*tasks, return_exceptions=True)  # a cancellation that comes meanwhile is not lost
 
     async def _note_synced(self, followed: DeviceInformers) -> None:
         await followed.wait_synced()

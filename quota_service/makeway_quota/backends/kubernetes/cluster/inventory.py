@@ -127,12 +127,10 @@ class KubernetesInventory:
 
     async def close(self) -> None:
         """Stop following."""
-        for task in self._tasks:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
             task.cancel()
-        for task in self._tasks:
-            with suppress(asyncio.CancelledError):
-                await task
-        self._tasks = []
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def select(self, selectors: Sequence[NodeSelector]) -> None:
         """Use these selectors from now on, as a policy document came into force."""
