@@ -11,7 +11,7 @@ from makeway_quota.engine import GPU, Policy, Pool, Profile, QuotaLine, Snapshot
 from makeway_quota.engine.cycle.demand import find_demand
 from makeway_quota.engine.cycle.scaling import scale
 from makeway_quota.engine.index.cluster import Cluster
-from makeway_quota.engine.index.queues import PendingQueues
+from makeway_quota.engine.index.groups import PendingWorkloads
 from makeway_quota.engine.plan_builder import PlanBuilder
 
 from .measure import Measured
@@ -27,13 +27,13 @@ def measure() -> Iterator[Measured]:
     """Measure the demand for nodes; one pass over as many workloads is the baseline."""
     world = growing_pool()
     cluster = Cluster(world)
-    queues = PendingQueues(cluster).open()
+    groups = PendingWorkloads(cluster).open()
 
     def demand() -> float:
         builder = PlanBuilder(cluster)
         gc.collect()
         began = time.perf_counter()
-        scale(cluster, builder, queues, why=True)
+        scale(cluster, builder, groups, why=True)
         took = time.perf_counter() - began
         (result,) = builder.scaled
         assert result.nodes == MAX_NODES
@@ -56,12 +56,12 @@ def _work_for_machines() -> Measured:
     world = growing_pool(PENDING)
     world = replace(world, pools=(Pool("cloud", kind="autoscaled"),))
     cluster = Cluster(world)
-    queues = PendingQueues(cluster).open()
+    groups = PendingWorkloads(cluster).open()
 
     def demand() -> float:
         gc.collect()
         began = time.perf_counter()
-        result = find_demand(cluster, queues, ending=True)
+        result = find_demand(cluster, groups, ending=True)
         took = time.perf_counter() - began
         assert len(result) == PENDING
         return took

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from engine.histories import happen, random_world
 from makeway_quota.engine import IncrementalEngine, Placed, Workload, schedule
-from makeway_quota.engine.index import cluster_state, queues
+from makeway_quota.engine.index import cluster_state, groups
 from worlds import World
 
 
@@ -53,7 +53,7 @@ def test_the_incremental_engine_plans_as_a_new_one(start: int) -> None:
 
 @pytest.mark.covers("F11", "F13")
 @pytest.mark.parametrize("start", range(100, 115))
-def test_pending_work_that_changes_its_queue_is_planned_as_by_a_new_engine(start: int) -> None:
+def test_pending_work_that_changes_its_group_is_planned_as_by_a_new_engine(start: int) -> None:
     random = Random(start)
     world = random_world(random)
     follower = Follower(world)
@@ -160,8 +160,8 @@ def test_a_start_with_another_outcome_is_applied_as_observed(what: str) -> None:
 @pytest.mark.covers("N25")
 def test_requests_that_are_gone_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_state, "_MAX_NEEDS", 40)
-    monkeypatch.setattr(queues, "_MAX_CLASSES", 30)
-    monkeypatch.setattr(queues, "_MAX_EMPTY", 10)
+    monkeypatch.setattr(groups, "_MAX_CLASSES", 30)
+    monkeypatch.setattr(groups, "_MAX_EMPTY", 10)
     world = World().pool("p", nodes=3, gpus=8).team("a", reserved=8).team("b", reserved=8).profile("one", 1)
     follower = Follower(world)
     sizes = []
@@ -178,7 +178,7 @@ def test_requests_that_are_gone_leave_nothing_behind(monkeypatch: pytest.MonkeyP
         world.workloads = {id: w for id, w in world.workloads.items() if w.state != "succeeded"}
         follower.check()
         known = follower.incremental
-        sizes.append((len(known.cluster._needs), len(known.queues._classes), len(known.queues._empty)))
+        sizes.append((len(known.cluster._needs), len(known.groups._classes), len(known.groups._empty)))
     assert max(item for item, _, _ in sizes) <= 40
-    assert max(classes for _, classes, _ in sizes) <= 30 + 3 * 30, "at most 30 queues are open at a time"
+    assert max(classes for _, classes, _ in sizes) <= 30 + 3 * 30, "at most 30 groups are open at a time"
     assert max(empty for _, _, empty in sizes) == 10

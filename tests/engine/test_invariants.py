@@ -19,7 +19,7 @@ BROKEN_ONCE = {
     22631: "GPUs that stuck work holds count as about to be free",
     21914: "two jobs of a team replace each other's starts for as long as rounds are allowed",
     22684: "the same, where the one that is replaced would be in quota in another pool",
-    5000892: "the older job of a queue is lost where the younger one replaces its start (I10)",
+    5000892: "the older job of a group is lost where the younger one replaces its start (I10)",
     636348719: "a victim that returns by evicting a nominated start counts as one that only returns by the preemptor",
 }
 """Histories that once broke an invariant, or that a check took for broken, each with the cause."""

@@ -154,33 +154,33 @@ EDITS = (
     ),
     Edit(
         "cycle/nominations.py",
-        "pools = queue.pools if queue.borrows and not replaces else in_quota",
-        "pools = queue.pools if queue.borrows else in_quota",
+        "pools = group.pools if group.borrows and not replaces else in_quota",
+        "pools = group.pools if group.borrows else in_quota",
         "who replaced a start waits for its own GPUs",
     ),
     # Order
     Edit(
         "rules/order.py",
-        "(not queue.nominated, last, *rank(queue, pool), shares, -queue.priority)",
-        "(not queue.nominated, last, shares, -queue.priority)",
+        "(not group.nominated, last, *rank(group, pool), shares, -group.priority)",
+        "(not group.nominated, last, shares, -group.priority)",
         "ranks go before fairness",
     ),
     Edit(
         "rules/order.py",
-        "pool.rank.get(queue.profile.name, len(pool.rank)),",
+        "pool.rank.get(group.profile.name, len(pool.rank)),",
         "0,",
         "the pool's order of profiles decides",
     ),
     Edit(
         "rules/order.py",
-        "-queue.account.policy.priority,",
-        "queue.account.policy.priority,",
+        "-group.account.policy.priority,",
+        "group.account.policy.priority,",
         "high priority policies go first",
     ),
     Edit(
         "rules/order.py",
-        "shares, -queue.priority)",
-        "shares, queue.priority)",
+        "shares, -group.priority)",
+        "shares, group.priority)",
         "high priority work goes first",
     ),
     Edit(
@@ -331,7 +331,7 @@ EDITS = (
     ),
     Edit(
         "schedule.py",
-        "if not spare(builder, withdrawn_evictions) and not relocate(builder, queues):",
+        "if not spare(builder, withdrawn_evictions) and not relocate(builder, groups):",
         "if not spare(builder, withdrawn_evictions):",
         "a victim that fits into what the plan leaves free is moved there",
     ),
@@ -344,24 +344,24 @@ EDITS = (
     Edit(
         "cycle/admission.py",
         "if (in_quota or over_quota) and",
-        "if (in_quota or queue.borrows) and",
+        "if (in_quota or group.borrows) and",
         "work that evicts in quota starts in quota, else two starts of a plan replace each other for ever",
     ),
     Edit(
         "cycle/admission.py",
-        "if (in_quota or over_quota) and start_beside_hold(builder, queue, workload, pool, parts, not in_quota):",
-        "if (in_quota or over_quota) and try_start(builder, queue, workload, pool, parts, in_quota):",
+        "if (in_quota or over_quota) and start_beside_hold(builder, group, workload, pool, parts, not in_quota):",
+        "if (in_quota or over_quota) and try_start(builder, group, workload, pool, parts, in_quota):",
         "a preemptor over quota does not delay a workload that waited too long in another pool",
     ),
     Edit(
         "cycle/nominations.py",
-        "start_beside_hold(builder, queue, workload, pool, nominated, True)",
-        "try_start(builder, queue, workload, pool, nominated, False)",
+        "start_beside_hold(builder, group, workload, pool, nominated, True)",
+        "try_start(builder, group, workload, pool, nominated, False)",
         "a nominated workload over quota does not delay a workload that waited too long in another pool",
     ),
     Edit(
         "cycle/nominations.py",
-        "return is_still_free(nominated, queue) and try_start(",
+        "return is_still_free(nominated, group) and try_start(",
         "return False and try_start(",
         "a nominated workload over quota starts on its own free GPUs, whomever others are held for",
     ),
@@ -397,7 +397,7 @@ EDITS = (
     ),
     Edit(
         "cycle/relocation.py",
-        "return find(pool, queue.need, True) if in_future else ()",
+        "return find(pool, group.need, True) if in_future else ()",
         "return ()",
         "nothing starts where a victim in quota returns",
     ),
@@ -409,8 +409,8 @@ EDITS = (
     ),
     Edit(
         "cycle/relocation.py",
-        "find(pool, queue.need) or _beside_workers_that_stay(cluster, workload, pool)",
-        "find(pool, queue.need)",
+        "find(pool, group.need) or _beside_workers_that_stay(cluster, workload, pool)",
+        "find(pool, group.need)",
         "a gang goes on beside those of its workers that can stay",
     ),
     Edit(
@@ -440,13 +440,13 @@ EDITS = (
     Edit(
         "cycle/admission.py",
         "            change = consolidate(preemptor)\n",
-        "            change = None if queue else consolidate(preemptor)\n",
+        "            change = None if group else consolidate(preemptor)\n",
         "moving is better than stopping",
     ),
     Edit(
         "cycle/serving.py",
-        "if not queue.total or queue.patient or (over",
-        "if not queue.total or (over",
+        "if not group.total or group.patient or (over",
+        "if not group.total or (over",
         "reclaim_after waits before anybody is evicted",
     ),
     Edit(
@@ -463,13 +463,13 @@ EDITS = (
     ),
     Edit(
         "rules/hold.py",
-        "other.priority > queue.priority",
-        "other.priority > queue.priority + 9",
+        "other.priority > group.priority",
+        "other.priority > group.priority + 9",
         "nothing is held for who would be preempted by its own team",
     ),
     Edit(
         "rules/hold.py",
-        "cap < queue.need.total",
+        "cap < group.need.total",
         "cap < 0",
         "nothing is held for what can never start",
     ),
@@ -512,14 +512,14 @@ EDITS = (
     ),
     Edit(
         "cycle/serving.py",
-        "p for p in queue.pools if p in eligible_pools or nomination_outlives_quota(queue, nominated, p)",
+        "p for p in group.pools if p in eligible_pools or nomination_outlives_quota(group, nominated, p)",
         "p for p in eligible_pools",
         "a session's nomination stands",
     ),
     Edit(
         "cycle/serving.py",
-        "p for p in queue.pools if p in eligible_pools or nomination_outlives_quota(queue, nominated, p)",
-        "p for p in eligible_pools or [p for p in queue.pools if nomination_outlives_quota(queue, nominated, p)]",
+        "p for p in group.pools if p in eligible_pools or nomination_outlives_quota(group, nominated, p)",
+        "p for p in eligible_pools or [p for p in group.pools if nomination_outlives_quota(group, nominated, p)]",
         "a nomination stands where its workload is in quota in another pool by now",
     ),
     Edit(
@@ -548,7 +548,7 @@ EDITS = (
     ),
     Edit(
         "cycle/unschedulable.py",
-        "self.kept = {hold.queue.number for hold in builder.holds.values()}",
+        "self.kept = {hold.group.number for hold in builder.holds.values()}",
         "self.kept: set[int] = set()",
         "who waited too long asks its own team past its hold",
     ),
@@ -573,7 +573,7 @@ EDITS = (
     ),
     Edit(
         "cycle/unschedulable.py",
-        "        return queue.patient or not self._may_evict(queue)",
+        "        return group.patient or not self._may_evict(group)",
         "        return True",
         "a team's higher priority stops its lower one",
     ),

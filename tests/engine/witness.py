@@ -19,11 +19,11 @@ def watched(snapshot: Snapshot) -> Iterator[None]:
     """Check within a block that every choice of victims is legal and minimal."""
     real = admission._carry_out
 
-    def judged(builder: Any, queue: Any, preemptor: Any, choice: Any, over: bool) -> None:
+    def judged(builder: Any, group: Any, preemptor: Any, choice: Any, over: bool) -> None:
         moment = Moment(snapshot, preemptor, list(choice.victims))
         moment.everybody_was_entitled_to_be_asked()
         moment.no_victim_is_needless()
-        real(builder, queue, preemptor, choice, over)
+        real(builder, group, preemptor, choice, over)
 
     with patch.object(admission, "_carry_out", judged):
         yield

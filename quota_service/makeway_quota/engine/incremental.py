@@ -14,14 +14,14 @@ from heapq import heappop
 from .index import node_changes
 from .index.allocations import change
 from .index.cluster import Cluster
-from .index.queues import PendingQueues
+from .index.groups import PendingWorkloads
 from .plan import Plan
 from .schedule import decide
 from .snapshot import Node, Policy, Snapshot, Workload
 
 
 class IncrementalEngine:
-    """One cluster and its queues. Not thread-safe.
+    """One cluster and its groups. Not thread-safe.
 
     `keeps_bounds`: the next decision is likely to search victims for the same requests. `pause` is called between the
     steps of a search for victims, and may block.
@@ -40,7 +40,7 @@ class IncrementalEngine:
         self.cluster.keeps_bounds = self._keeps_bounds
         self.cluster.pause = self._pause or self.cluster.pause
         self.cluster.reset()
-        self.queues = PendingQueues(self.cluster)
+        self.groups = PendingWorkloads(self.cluster)
 
     def show(self, snapshot: Snapshot) -> None:
         """Apply a snapshot's time, settings, pools, profiles, policies and nodes; its workloads are ignored."""
@@ -82,7 +82,7 @@ class IncrementalEngine:
             others |= node_changes.remove(cluster, name)
         for node in changed:
             others |= node_changes.put(cluster, node)
-        self.queues.change(others)
+        self.groups.change(others)
 
     def _build_anew(self, snapshot: Snapshot, nodes: Iterable[Node] | None = None) -> None:
         """Rebuild the cluster from a snapshot and the nodes and workloads that are known."""
@@ -94,7 +94,7 @@ class IncrementalEngine:
         """Apply new and changed workloads, and the ids of removed ones."""
         changed, removed = list(workloads), list(gone)
         others = change(self.cluster, changed, removed)
-        self.queues.change({*(w.id for w in changed), *removed, *others})
+        self.groups.change({*(w.id for w in changed), *removed, *others})
 
     def plan(self, now: float, why: bool = True) -> Plan:
         """Return the plan for the present state; without `why`, it has no reasons for waiting."""
@@ -103,9 +103,9 @@ class IncrementalEngine:
         self._let_time_pass(before)
         self.cluster.begin()
         try:
-            return decide(self.cluster, self.queues, why, self.demand)
+            return decide(self.cluster, self.groups, why, self.demand)
         finally:
-            self.queues.close()
+            self.groups.close()
             self.cluster.reset_except_starts()
 
     def _let_time_pass(self, before: float) -> None:

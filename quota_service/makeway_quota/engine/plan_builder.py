@@ -8,11 +8,11 @@ from dataclasses import replace
 from .index.cluster import Cluster
 from .index.cluster_state import ClusterState
 from .index.devices import devices_of
+from .index.groups import WorkloadGroup
 from .index.hosts import shortage_on
 from .index.ledger import Account
 from .index.nodes import Allocation, NodeState, PoolState, WorkerPlacement, placement_of
 from .index.pending import Pending, PendingGroup
-from .index.queues import Queue
 from .plan import Demand, Evict, Fact, Facts, Move, Number, Plan, Refusal, Scale, Start, Waiting
 from .progress import Progress
 from .rules.consolidation import Moving
@@ -42,13 +42,13 @@ class PlanBuilder:
         self.demand: tuple[Demand, ...] = ()
         self.waiting: dict[str, Waiting] = {}
         self.refused: dict[str, Refusal] = {}
-        self.nominated: dict[str, tuple[Workload, Queue]] = {}
-        self.came_from: dict[str, Queue] = {}
-        """Id of a workload that this plan starts, to its queue."""
+        self.nominated: dict[str, tuple[Workload, WorkloadGroup]] = {}
+        self.came_from: dict[str, WorkloadGroup] = {}
+        """Id of a workload that this plan starts, to its group."""
         self.replaced: dict[str, set[str]] = {}
         """Id of a workload whose start was withdrawn, to the workloads that evicted it."""
-        self.returned: list[tuple[Queue, str]] = []
-        """The queue and owner of each start that was withdrawn since the last time that the queues were served."""
+        self.returned: list[tuple[WorkloadGroup, str]] = []
+        """The group and owner of each start that was withdrawn since the last time that the groups were served."""
         self.lowered: list[tuple[Account, str]] = []
         """The account and owner of each victim and withdrawn start since then, which use less than before."""
         self.groups: list[PendingGroup] = []
@@ -220,9 +220,9 @@ class PlanBuilder:
         self.progress.decisions += 1
         self.progress.releases += 1
 
-    def nominate(self, workload: Workload, queue: Queue, pool: PoolState) -> None:
+    def nominate(self, workload: Workload, group: WorkloadGroup, pool: PoolState) -> None:
         """Record a nomination: the workload starts once the terminating work on its GPUs is gone."""
-        self.nominated[workload.id] = workload, queue
+        self.nominated[workload.id] = workload, group
         self.ahead.setdefault(pool.pool.name, []).append(workload.id)
         self.progress.decisions += 1
 
@@ -315,7 +315,7 @@ class PlanBuilder:
         self.waiting[waiting.id] = waiting
 
     def wait_instead(self, waiting: Waiting) -> None:
-        """Record a more exact reason for one workload than for the others of its queue."""
+        """Record a more exact reason for one workload than for the others of its group."""
         self._instead[waiting.id] = waiting
 
     def _pending(self) -> Pending:

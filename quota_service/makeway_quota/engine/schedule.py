@@ -14,7 +14,7 @@ from .cycle.rounds import MAX_ROUNDS, Rounds
 from .cycle.scaling import scale
 from .cycle.sparing import Eviction, spare
 from .index.cluster import Cluster
-from .index.queues import PendingQueues, Queue
+from .index.groups import PendingWorkloads, WorkloadGroup
 from .plan import Plan
 from .plan_builder import PlanBuilder
 from .snapshot import Snapshot
@@ -23,11 +23,11 @@ from .snapshot import Snapshot
 def schedule(snapshot: Snapshot) -> Plan:
     """Return the plan for a snapshot: starts, evictions, moves, scale-up and reasons to wait."""
     cluster = Cluster(snapshot)
-    return decide(cluster, PendingQueues(cluster))
+    return decide(cluster, PendingWorkloads(cluster))
 
 
-def decide(cluster: Cluster, queues: PendingQueues, why: bool = True, demand: bool = True) -> Plan:
-    """Return the plan for a cluster and its queues; the caller undoes what this changes in both.
+def decide(cluster: Cluster, groups: PendingWorkloads, why: bool = True, demand: bool = True) -> Plan:
+    """Return the plan for a cluster and its groups; the caller undoes what this changes in both.
 
     Without `why`, only nominated workloads get a reason for waiting. Without `demand`, the plan does not say what
     machines of autoscaled pools are for, and what no node can run is too large where `max_nodes` is not known; with
@@ -35,17 +35,17 @@ def decide(cluster: Cluster, queues: PendingQueues, why: bool = True, demand: bo
     """
     cluster.launches = demand
     builder = PlanBuilder(cluster)
-    _withdraw_inadmissible(cluster, builder, queues)
-    heads = queues.open()
-    rounds = Rounds(cluster, builder, heads, heads if queues.any_starving() else [], why)
+    _withdraw_inadmissible(cluster, builder, groups)
+    heads = groups.open()
+    rounds = Rounds(cluster, builder, heads, heads if groups.any_starving() else [], why)
     rounds.run()
     _grow(cluster, builder, heads, rounds)
-    if _withdraw_needless(builder, rounds, queues):
-        _withdraw_needless(builder, rounds, queues)  # what was spared once, and evicted again, may be needless by now
+    if _withdraw_needless(builder, rounds, groups):
+        _withdraw_needless(builder, rounds, groups)  # what was spared once, and evicted again, may be needless by now
     replace_preemptors(builder)
     builder.suspend_holds()
     refused = _refuse(cluster, builder, heads)
-    waiting = [queue for queue in heads if queue not in refused] if refused else heads
+    waiting = [group for group in heads if group not in refused] if refused else heads
     if why:
         explain(cluster, builder, waiting)
     if (why or demand) and any(pool.pool.kind == "autoscaled" for pool in cluster.pools.values()):
@@ -56,37 +56,37 @@ def decide(cluster: Cluster, queues: PendingQueues, why: bool = True, demand: bo
     return builder.plan()
 
 
-def _withdraw_inadmissible(cluster: Cluster, builder: PlanBuilder, queues: PendingQueues) -> None:
+def _withdraw_inadmissible(cluster: Cluster, builder: PlanBuilder, groups: PendingWorkloads) -> None:
     """Withdraw the nominations of workloads whose queue is closed or paused, and record the reason."""
-    for name, waiting in queues.inadmissible.items():
+    for name, waiting in groups.inadmissible.items():
         cluster.withdraw_nomination(cluster.workloads[name])
         builder.wait(waiting)
 
 
-def _grow(cluster: Cluster, builder: PlanBuilder, heads: list[Queue], rounds: Rounds) -> None:
+def _grow(cluster: Cluster, builder: PlanBuilder, heads: list[WorkloadGroup], rounds: Rounds) -> None:
     """Start elastic gangs with more workers (rule 4); another round follows, since their policies' shares grew."""
     if grow(cluster, builder, heads):
         rounds.run()
 
 
-def _withdraw_needless(builder: PlanBuilder, rounds: Rounds, queues: PendingQueues) -> bool:
+def _withdraw_needless(builder: PlanBuilder, rounds: Rounds, groups: PendingWorkloads) -> bool:
     """Spare victims that a later decision made superfluous (rule 5.4), and move those that get room (rule 5.6).
 
     The GPUs that this frees may start other work. Each is spared once; return whether any was.
     """
     withdrawn_evictions: set[Eviction] = set()
     for _ in range(MAX_ROUNDS):
-        if not spare(builder, withdrawn_evictions) and not relocate(builder, queues):
+        if not spare(builder, withdrawn_evictions) and not relocate(builder, groups):
             break
         rounds.run()
     return bool(withdrawn_evictions)
 
 
-def _refuse(cluster: Cluster, builder: PlanBuilder, heads: list[Queue]) -> list[Queue]:
-    """Refuse the sessions that are not in quota in any of their pools (rule 2); return their queues."""
+def _refuse(cluster: Cluster, builder: PlanBuilder, heads: list[WorkloadGroup]) -> list[WorkloadGroup]:
+    """Refuse the sessions that are not in quota in any of their pools (rule 2); return their groups."""
     refused = [
-        queue for queue in heads if queue.is_protected_session and not queue.borrows and not queue.in_quota_somewhere()
+        group for group in heads if group.is_protected_session and not group.borrows and not group.in_quota_somewhere()
     ]
-    for queue in refused:
-        refuse(cluster, builder, queue)
+    for group in refused:
+        refuse(cluster, builder, group)
     return refused

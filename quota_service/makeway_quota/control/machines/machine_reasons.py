@@ -28,7 +28,7 @@ OWN_END = frozenset({"patience", "protected"})
 SAYS_NOTHING = frozenset({"too_large", "too_large_together", "node_failed"})
 """Reasons that the nodes of today give, where a machine would have room"""
 NEW_GROUP = 1 << 40
-"""Above the numbers of the queues"""
+"""Above the numbers of the engine's groups"""
 
 
 class MachineReasons:
@@ -54,9 +54,9 @@ class MachineReasons:
         members: dict[int, tuple[Workload, ...]] = {}
         for group in pending.groups:
             for one in _divided(group, pools, expected, single):
-                known = self._members.get(one.queue)
-                members[one.queue] = known if known == one.members else one.members
-                groups.append(one._replace(members=members[one.queue]))
+                known = self._members.get(one.number)
+                members[one.number] = known if known == one.members else one.members
+                groups.append(one._replace(members=members[one.number]))
         self._members = members
         return replace(plan, pending=Pending(single, groups))
 
@@ -100,7 +100,7 @@ def _divided(
     group: PendingGroup, pools: Mapping[str, tuple[str, ...]], expected: _Expected, single: dict[str, Waiting]
 ) -> list[PendingGroup]:
     """Return a group as one for each reason; work that a machine is coming for gets a reason of its own."""
-    queue, members, engine = group
+    number, members, engine = group
     others: list[Workload] = []
     divided: dict[int, tuple[PendingReason, list[Workload]]] = {}
     for workload in members:
@@ -115,9 +115,9 @@ def _divided(
             divided.setdefault(id(reason), (reason, []))[1].append(workload)
     if len(others) == len(members):
         return [group]
-    result = [PendingGroup(queue, tuple(others), engine)] if others else []
+    result = [PendingGroup(number, tuple(others), engine)] if others else []
     for at, (reason, waiting) in enumerate(divided.values(), 1):
-        result.append(PendingGroup(queue + at * NEW_GROUP, tuple(waiting), _together(engine, reason)))
+        result.append(PendingGroup(number + at * NEW_GROUP, tuple(waiting), _together(engine, reason)))
     return result
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..index.cluster import Cluster
+from ..index.groups import WorkloadGroup, age
 from ..index.nodes import PoolState
-from ..index.queues import Queue, age
 from ..placement.fit import allowed, find
 from ..plan import Code, Fact, Number
 from ..plan_builder import PlanBuilder
@@ -28,7 +28,7 @@ Way = tuple[PoolState, Rights]
 
 @dataclass(frozen=True, slots=True)
 class Deferral:
-    """Why a queue evicts nothing yet. `until`: when the protection ends; `reclaim_after` ends for each member alone."""
+    """Why a group evicts nothing yet. `until`: when the protection ends; `reclaim_after` ends for each member alone."""
 
     code: Code
     rule: str
@@ -37,24 +37,24 @@ class Deferral:
     until: float | None = None
 
 
-def deferral(cluster: Cluster, builder: PlanBuilder, queue: Queue) -> Deferral | None:
-    """Return why a queue waits although it may evict others for its oldest workload later; None if it may not."""
-    if not queue.total or not (queue.patient or (queue.kind == "job" and cluster.protecting)):
+def deferral(cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup) -> Deferral | None:
+    """Return why a group waits although it may evict others for its oldest workload later; None if it may not."""
+    if not group.total or not (group.patient or (group.kind == "job" and cluster.protecting)):
         return None
-    workload = min(queue.members(), key=age)
-    moves = [pool for pool in queue.pools if guaranteed(cluster, queue, pool)]
-    ways = _ways(cluster, builder, queue, workload, moves)
+    workload = min(group.members(), key=age)
+    moves = [pool for pool in group.pools if guaranteed(cluster, group, pool)]
+    ways = _ways(cluster, builder, group, workload, moves)
 
     def evicted(at: float) -> list[Workload] | None:
         with cluster.protection_at(at):
-            return _evicted(cluster, queue, workload, ways, moves)
+            return _evicted(cluster, group, workload, ways, moves)
 
     patience = cluster.profiles[workload.profile].reclaim_after
-    patient_until = workload.submitted_at + patience if queue.patient else cluster.now
+    patient_until = workload.submitted_at + patience if group.patient else cluster.now
     waits = Deferral("patience", "reclaim_after", Fact("patience", {"wait": patience}), {"reclaim_after": patience})
     if not ways or evicted(cluster.now) is not None:
-        return waits if ways and queue.patient else None
-    ends = _ends(cluster) if queue.kind == "job" else []
+        return waits if ways and group.patient else None
+    ends = _ends(cluster) if group.kind == "job" else []
     victims = evicted(ends[-1]) if ends else None
     if victims is None:
         return None
@@ -64,7 +64,7 @@ def deferral(cluster: Cluster, builder: PlanBuilder, queue: Queue) -> Deferral |
         earlier = evicted(ends[middle])
         first, last = (first, middle) if earlier is not None else (middle + 1, last)
         victims = victims if earlier is None else earlier
-    if queue.patient and ends[first] <= patient_until:
+    if group.patient and ends[first] <= patient_until:
         return waits
     return _protected(cluster, victims, ends[first])
 
@@ -79,32 +79,32 @@ def _ends(cluster: Cluster) -> list[float]:
 
 
 def _ways(
-    cluster: Cluster, builder: PlanBuilder, queue: Queue, workload: Workload, in_quota: Sequence[PoolState]
+    cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup, workload: Workload, in_quota: Sequence[PoolState]
 ) -> list[Way]:
     """Return the pools and the rights by which a workload may evict there, within its reservation and beyond."""
-    result = [(p, rights) for p in in_quota for rights in rights_of(cluster, workload, queue.account, p, True)]
-    if queue.non_preemptible:
+    result = [(p, rights) for p in in_quota for rights in rights_of(cluster, workload, group.account, p, True)]
+    if group.non_preemptible:
         result += [(pool, ("reservation", "own_team_any_priority")) for pool in in_quota]
-    for pool in queue.pools if queue.borrows else ():
-        coming = allowed(cluster, queue.account, pool, queue.total, True) and find(pool, queue.need, True)
+    for pool in group.pools if group.borrows else ():
+        coming = allowed(cluster, group.account, pool, group.total, True) and find(pool, group.need, True)
         if pool.pool.name not in builder.holds and not coming:
-            result += [(pool, rights) for rights in rights_of(cluster, workload, queue.account, pool, False)]
+            result += [(pool, rights) for rights in rights_of(cluster, workload, group.account, pool, False)]
     return result
 
 
 def _evicted(
-    cluster: Cluster, queue: Queue, workload: Workload, ways: Sequence[Way], moves: Sequence[PoolState]
+    cluster: Cluster, group: WorkloadGroup, workload: Workload, ways: Sequence[Way], moves: Sequence[PoolState]
 ) -> list[Workload] | None:
     """Return the workloads that would move or be evicted; None if the workload would have no room."""
     for pool in moves:
-        change = consolidate(Preemptor(cluster, workload, queue.need, queue.account, pool, ("reservation",)))
+        change = consolidate(Preemptor(cluster, workload, group.need, group.account, pool, ("reservation",)))
         if change is not None:
             for moving in change.moves:
                 cluster.withdraw_nomination(moving.allocation.workload)
                 cluster.restore(moving.allocation)
             return [moving.allocation.workload for moving in change.moves]
     for pool, rights in ways:
-        preemptor = Preemptor(cluster, workload, queue.need, queue.account, pool, rights)
+        preemptor = Preemptor(cluster, workload, group.need, group.account, pool, rights)
         choice = reclaim(preemptor)
         if choice is not None:
             restore_all(preemptor, choice.victims)

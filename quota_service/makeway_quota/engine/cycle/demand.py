@@ -1,7 +1,7 @@
 """Find the pending work that machines of autoscaled pools could run, in the order of rights (rule 4).
 
 It does not depend on the reasons of the plan. Linear in the pending workloads: while they are walked, limits only get
-closer and what is about to be free only fills up, so that what was denied to a queue once is not tried again.
+closer and what is about to be free only fills up, so that what was denied to a group once is not tried again.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from functools import cache
 
 from ..index.cluster import Cluster
 from ..index.devices import UNLIMITED, hosts
+from ..index.groups import WorkloadGroup
 from ..index.ledger import Account, LineState
 from ..index.nodes import PoolState
-from ..index.queues import Queue
 from ..placement.fit import find, static_quota
 from ..placement.spare import surplus
 from ..plan import Demand
@@ -21,11 +21,11 @@ from ..request import Need
 from ..rules.order import common
 from ..snapshot import GPU, Workload
 
-Entry = tuple[int, int, float, str, Queue, Workload]
-"""A pending workload in the order of rights: the rank of its queue, what its owner runs, its age, its id."""
+Entry = tuple[int, int, float, str, WorkloadGroup, Workload]
+"""A pending workload in the order of rights: the rank of its group, what its owner runs, its age, its id."""
 
 
-def find_demand(cluster: Cluster, waiting: Sequence[Queue], ending: bool) -> tuple[Demand, ...]:
+def find_demand(cluster: Cluster, waiting: Sequence[WorkloadGroup], ending: bool) -> tuple[Demand, ...]:
     """Return the demand of pending work; `ending`: work terminates, so that GPUs are about to be free.
 
     Work that will get those is no demand. The cluster is left as it was.
@@ -34,42 +34,44 @@ def find_demand(cluster: Cluster, waiting: Sequence[Queue], ending: bool) -> tup
     able = useful_pools(cluster, waiting, growing)
     allowance, soon = Allowance(cluster), SoonFree(cluster, waiting if ending else ())
     result: list[Demand] = []
-    for *_, queue, workload in in_order(cluster, waiting, growing, every=ending):
-        if ending and soon.take(queue, workload, allowance):
+    for *_, group, workload in in_order(cluster, waiting, growing, every=ending):
+        if ending and soon.take(group, workload, allowance):
             continue
-        pools = able[queue.number]
+        pools = able[group.number]
         if pools:
-            pools = able[queue.number] = [pool for pool in pools if allowance.admits(queue, pool, in_future=False)]
+            pools = able[group.number] = [pool for pool in pools if allowance.admits(group, pool, in_future=False)]
         if pools:
-            need, names = queue.need, tuple([pool.pool.name for pool in pools])
+            need, names = group.need, tuple([pool.pool.name for pool in pools])
             shape = need.min_workers, need.gpus, need.cpu, need.memory, need.models
             result.append(Demand(workload.id, names, *shape))
-            allowance.claim(queue, names)
+            allowance.claim(group, names)
     soon.give_back()
     return tuple(result)
 
 
-def in_order(cluster: Cluster, waiting: Iterable[Queue], growing: Collection[PoolState], every: bool) -> list[Entry]:
+def in_order(
+    cluster: Cluster, waiting: Iterable[WorkloadGroup], growing: Collection[PoolState], every: bool
+) -> list[Entry]:
     """Return the pending workloads that are not nominated, sorted by `order.key` in the first growing pool of each.
 
     `every`: also those that no growing pool serves.
     """
     groups = []
-    for queue in waiting:
-        pool = next((pool for pool in queue.pools if pool in growing), queue.pools[0] if every else None)
-        members = queue.members() if pool is not None else ()
+    for group in waiting:
+        pool = next((pool for pool in group.pools if pool in growing), group.pools[0] if every else None)
+        members = group.members() if pool is not None else ()
         if pool is None or not members:
             continue
-        over_quota = not cluster.ledger.in_quota(queue.account, pool.pool.name, queue.need.total, queue.non_preemptible)
-        groups.append(((over_quota, common(queue, pool, over_quota)), queue, members))
+        over_quota = not cluster.ledger.in_quota(group.account, pool.pool.name, group.need.total, group.non_preemptible)
+        groups.append(((over_quota, common(group, pool, over_quota)), group, members))
     groups.sort(key=lambda item: item[0])
     result: list[Entry] = []
     rank, last = 0, None
-    for place, queue, members in groups:
+    for place, group, members in groups:
         rank += place != last
         last = place
-        owners = queue.account.owners if cluster.settings.user_fairness else {}
-        result += [(rank, owners.get(w.owner, 0), w.submitted_at, w.id, queue, w) for w in members]
+        owners = group.account.owners if cluster.settings.user_fairness else {}
+        result += [(rank, owners.get(w.owner, 0), w.submitted_at, w.id, group, w) for w in members]
     if cluster.nominations:
         result = [entry for entry in result if entry[3] not in cluster.nominations]
     result.sort(key=lambda item: item[:4])
@@ -77,9 +79,9 @@ def in_order(cluster: Cluster, waiting: Iterable[Queue], growing: Collection[Poo
 
 
 def useful_pools(
-    cluster: Cluster, waiting: Iterable[Queue], growing: Collection[PoolState]
+    cluster: Cluster, waiting: Iterable[WorkloadGroup], growing: Collection[PoolState]
 ) -> dict[int, list[PoolState]]:
-    """Return the pools in which a new node would help each queue, by the number of the queue, in their order.
+    """Return the pools in which a new node would help each group, by the number of the group, in their order.
 
     Not where static quotas of others lack GPUs: these would keep the new ones, too.
     """
@@ -88,12 +90,12 @@ def useful_pools(
     def is_lent(account: Account, pool: PoolState) -> bool:
         return not any(static_quota(cluster, account, pool, 0, in_future) is not None for in_future in (False, True))
 
-    def helps(queue: Queue, pool: PoolState) -> bool:
-        need = queue.need
+    def helps(group: WorkloadGroup, pool: PoolState) -> bool:
+        need = group.need
         runs = pool in growing and (pool.pool.sessions or not need.session)
-        return runs and (not need.total or is_lent(queue.account, pool)) and _leaves_enough(pool, need)
+        return runs and (not need.total or is_lent(group.account, pool)) and _leaves_enough(pool, need)
 
-    return {queue.number: [pool for pool in queue.pools if helps(queue, pool)] for queue in waiting}
+    return {group.number: [pool for pool in group.pools if helps(group, pool)] for group in waiting}
 
 
 def _leaves_enough(pool: PoolState, need: Need) -> bool:
@@ -132,31 +134,31 @@ class Allowance:
         self._denied: set[tuple[int, str, bool]] = set()
         self._lines = cache(_lines)
 
-    def admits(self, queue: Queue, pool: PoolState, in_future: bool) -> bool:
-        """Whether one more of a queue is within limits and capacity, now or `in_future`, and in quota if it has to be.
+    def admits(self, group: WorkloadGroup, pool: PoolState, in_future: bool) -> bool:
+        """Whether one more of a group is within limits and capacity, now or `in_future`, and in quota if it has to be.
 
         What is denied once is denied from then on.
         """
-        asked = queue.number, pool.pool.name, in_future
+        asked = group.number, pool.pool.name, in_future
         if asked in self._denied:
             return False
-        if not self._admits(queue, pool, in_future):
+        if not self._admits(group, pool, in_future):
             self._denied.add(asked)
             return False
         return True
 
-    def _admits(self, queue: Queue, pool: PoolState, in_future: bool) -> bool:
-        amount, name = queue.need.total, pool.pool.name
+    def _admits(self, group: WorkloadGroup, pool: PoolState, in_future: bool) -> bool:
+        amount, name = group.need.total, pool.pool.name
         if amount and self.cluster.over_capacity(pool, amount + self.claimed.get(name, 0), in_future):
             return False
-        if amount and self.cluster.ledger.over_limit(queue.account, name, amount, in_future, self.minus) is not None:
+        if amount and self.cluster.ledger.over_limit(group.account, name, amount, in_future, self.minus) is not None:
             return False
-        return queue.borrows or self._in_quota(queue, name)
+        return group.borrows or self._in_quota(group, name)
 
-    def claim(self, queue: Queue, pools: tuple[str, ...]) -> None:
-        """Record that one of a queue claims a node in one of these pools."""
-        amount = queue.need.total
-        limits, reservations = self._lines(queue.account, pools)
+    def claim(self, group: WorkloadGroup, pools: tuple[str, ...]) -> None:
+        """Record that one of a group claims a node in one of these pools."""
+        amount = group.need.total
+        limits, reservations = self._lines(group.account, pools)
         for name in pools:
             self.claimed[name] = self.claimed.get(name, 0) + amount
         for line in limits:
@@ -164,14 +166,14 @@ class Allowance:
         for key in reservations:
             known = self.reserved.setdefault(key, [0, 0])
             known[0] += amount
-            known[1] += amount * queue.non_preemptible
+            known[1] += amount * group.non_preemptible
 
-    def _in_quota(self, queue: Queue, pool: str) -> bool:
-        """Whether one more of a queue is in quota, what is claimed counted."""
-        guarantees = queue.account.guarantees(pool, queue.non_preemptible)
+    def _in_quota(self, group: WorkloadGroup, pool: str) -> bool:
+        """Whether one more of a group is in quota, what is claimed counted."""
+        guarantees = group.account.guarantees(pool, group.non_preemptible)
         for guarantee in guarantees:
-            claimed = self.reserved.get((guarantee.line, guarantee.beyond), (0, 0))[queue.non_preemptible]
-            if guarantee.used(queue.non_preemptible) + claimed + queue.need.total > guarantee.reserved:
+            claimed = self.reserved.get((guarantee.line, guarantee.beyond), (0, 0))[group.non_preemptible]
+            if guarantee.used(group.non_preemptible) + claimed + group.need.total > guarantee.reserved:
                 return False
         return bool(guarantees)
 
@@ -197,29 +199,29 @@ class SoonFree:
     Work that is kept off GPUs which are free already gets none of it.
     """
 
-    def __init__(self, cluster: Cluster, waiting: Iterable[Queue]) -> None:
+    def __init__(self, cluster: Cluster, waiting: Iterable[WorkloadGroup]) -> None:
         self.cluster = cluster
         self._taken: list[Workload] = []
         self._none: set[tuple[Need, str]] = set()
         """Requests and pools without room for one more."""
-        asked = {(queue.need, pool.pool.name): pool for queue in waiting for pool in queue.pools}
+        asked = {(group.need, pool.pool.name): pool for group in waiting for pool in group.pools}
         self._none.update((need, name) for (need, name), pool in asked.items() if find(pool, need))
 
-    def take(self, queue: Queue, workload: Workload, allowance: Allowance) -> bool:
-        """Nominate one of a queue to the first room that it may have; False where there is none."""
-        amount = queue.need.total
-        for pool in queue.pools:
+    def take(self, group: WorkloadGroup, workload: Workload, allowance: Allowance) -> bool:
+        """Nominate one of a group to the first room that it may have; False where there is none."""
+        amount = group.need.total
+        for pool in group.pools:
             name = pool.pool.name
-            if (queue.need, name) in self._none or not allowance.admits(queue, pool, in_future=True):
+            if (group.need, name) in self._none or not allowance.admits(group, pool, in_future=True):
                 continue
-            if amount and static_quota(self.cluster, queue.account, pool, amount, True) is not None:
+            if amount and static_quota(self.cluster, group.account, pool, amount, True) is not None:
                 continue
-            parts = find(pool, queue.need, True)
+            parts = find(pool, group.need, True)
             if parts:
-                self.cluster.nominate(workload, queue.need, parts)
+                self.cluster.nominate(workload, group.need, parts)
                 self._taken.append(workload)
                 return True
-            self._none.add((queue.need, name))
+            self._none.add((group.need, name))
         return False
 
     def give_back(self) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..index.cluster import Cluster
+from ..index.groups import WorkloadGroup
 from ..index.nodes import Allocation
-from ..index.queues import Queue
 from ..placement.fit import allowed, find
 from ..plan_builder import PlanBuilder
 
 
-def grow(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> bool:
+def grow(cluster: Cluster, builder: PlanBuilder, waiting: list[WorkloadGroup]) -> bool:
     """Add workers to the gangs that this plan starts, up to their request, in the order of their starts.
 
     Return whether any gang grew.
@@ -21,10 +21,10 @@ def grow(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> bool:
         return False
     wanted = {
         pool.pool.name
-        for queue in waiting
-        for pool in queue.pools
-        if any(queue.lines.values())
-        and cluster.ledger.in_quota(queue.account, pool.pool.name, queue.need.total, queue.non_preemptible)
+        for group in waiting
+        for pool in group.pools
+        if any(group.lines.values())
+        and cluster.ledger.in_quota(group.account, pool.pool.name, group.need.total, group.non_preemptible)
     }
     wanted.update([name for pool in wanted for name in cluster.pools[pool].beside])
     grew = False

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from ..index.groups import age
 from ..index.nodes import Allocation
-from ..index.queues import age
 from ..plan import Evict, Fact, Facts, Move, Number
 from ..plan_builder import PlanBuilder, preemptor_values
 from ..snapshot import from_milli

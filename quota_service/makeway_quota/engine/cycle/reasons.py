@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from ..index.cluster import Cluster
 from ..index.devices import UNLIMITED, hosts
+from ..index.groups import WorkloadGroup
 from ..index.ledger import Guarantee, LineState
 from ..index.nodes import NodeState, PoolState
 from ..index.pending import PendingGroup, PendingReason
-from ..index.queues import Queue
 from ..placement.fit import static_quota
 from ..plan import Code, Fact, Facts, Number, Refusal
 from ..plan_builder import PlanBuilder, stuck_in
@@ -34,11 +34,11 @@ class Reason:
     numbers: dict[str, Number]
 
 
-def refuse(cluster: Cluster, builder: PlanBuilder, queue: Queue) -> None:
-    """Refuse the sessions of a queue: they are beyond the reservation; the facts name the owners that use it."""
-    account = queue.account
-    pool = queue.pools[0]
-    for workload in queue.members():
+def refuse(cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup) -> None:
+    """Refuse the sessions of a group: they are beyond the reservation; the facts name the owners that use it."""
+    account = group.account
+    pool = group.pools[0]
+    for workload in group.members():
         guarantee = account.tightest(pool.pool.name, True)
         reserved, used = (guarantee.reserved, guarantee.used(True)) if guarantee else (0, 0)
         whose = (guarantee.line.account if guarantee else account).policy.name
@@ -47,11 +47,11 @@ def refuse(cluster: Cluster, builder: PlanBuilder, queue: Queue) -> None:
             "no_reservation"
             if not reserved
             else "session_too_large"
-            if queue.need.total > reserved
+            if group.need.total > reserved
             else "guarantee_used"
         )
         numbers: dict[str, Number] = {
-            "needs": from_milli(queue.need.total),
+            "needs": from_milli(group.need.total),
             "reserved": from_milli(reserved),
             "guaranteed_in_use": from_milli(used),
             "in_use_by": tuple(f"{name} {amount}" for name, amount in holders),
@@ -79,80 +79,80 @@ def _holders(cluster: Cluster, guarantee: Guarantee | None) -> list[tuple[str, i
     return sorted(held.items(), key=lambda item: (-item[1], item[0]))
 
 
-def explain(cluster: Cluster, builder: PlanBuilder, waiting: Iterable[Queue]) -> None:
-    """Record why the workloads of these queues wait; a hold never blocks the workload that it is for."""
+def explain(cluster: Cluster, builder: PlanBuilder, waiting: Iterable[WorkloadGroup]) -> None:
+    """Record why the workloads of these groups wait; a hold never blocks the workload that it is for."""
     known: dict[int, PendingReason] = {}
     deferrals: dict[tuple[object, ...], Deferral | None] = {}
-    holds = {hold.queue.number: hold for hold in builder.holds.values()}
-    for queue in waiting:
-        members = queue.members()
-        if queue.number in holds:
-            hold = holds[queue.number]
+    holds = {hold.group.number: hold for hold in builder.holds.values()}
+    for group in waiting:
+        members = group.members()
+        if group.number in holds:
+            hold = holds[group.number]
             members = tuple(workload for workload in members if workload is not hold.workload)
-            reason = _deferred(cluster, builder, queue, _reason(cluster, builder, queue, hold), deferrals)
-            builder.groups.append(PendingGroup(-queue.number, (hold.workload,), reason))
+            reason = _deferred(cluster, builder, group, _reason(cluster, builder, group, hold), deferrals)
+            builder.groups.append(PendingGroup(-group.number, (hold.workload,), reason))
         if members:
-            pending_reason = known.get(queue.reason_class)
+            pending_reason = known.get(group.reason_class)
             if pending_reason is None:
-                pending_reason = known[queue.reason_class] = _reason(cluster, builder, queue)
-            if queue.patient or cluster.protecting:
-                pending_reason = _deferred(cluster, builder, queue, pending_reason, deferrals)
-            builder.groups.append(PendingGroup(queue.number, members, pending_reason))
+                pending_reason = known[group.reason_class] = _reason(cluster, builder, group)
+            if group.patient or cluster.protecting:
+                pending_reason = _deferred(cluster, builder, group, pending_reason, deferrals)
+            builder.groups.append(PendingGroup(group.number, members, pending_reason))
 
 
 def _deferred(
     cluster: Cluster,
     builder: PlanBuilder,
-    queue: Queue,
+    group: WorkloadGroup,
     reason: PendingReason,
     known: dict[tuple[object, ...], Deferral | None],
 ) -> PendingReason:
-    """Return the reason of a queue, or the rule by which it may evict only later (5.3, 5.8) instead."""
+    """Return the reason of a group, or the rule by which it may evict only later (5.3, 5.8) instead."""
     if reason.code not in DEFERRABLE:
         return reason
-    alike = (queue.rights_class, queue.request_class, queue.priority, queue.kind, queue.profile.name, queue.patient)
-    if queue.patient or alike not in known:
-        known[alike] = deferral(cluster, builder, queue)
+    alike = (group.rights_class, group.request_class, group.priority, group.kind, group.profile.name, group.patient)
+    if group.patient or alike not in known:
+        known[alike] = deferral(cluster, builder, group)
     later = known[alike]
     if later is None:
         return reason
     facts = (*(fact for fact in reason.facts if fact.code != "no_victims"), later.fact)
     numbers = {**reason.numbers, **later.numbers}
-    patience = queue.profile.reclaim_after if queue.patient else 0.0
+    patience = group.profile.reclaim_after if group.patient else 0.0
     return PendingReason(later.code, later.rule, facts, numbers, later.until, reason.more, patience)
 
 
-def _reason(cluster: Cluster, builder: PlanBuilder, queue: Queue, hold: Hold | None = None) -> PendingReason:
-    able = [(pool, why(cluster, builder, queue, pool, hold is not None and pool is hold.pool)) for pool in queue.pools]
+def _reason(cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup, hold: Hold | None = None) -> PendingReason:
+    able = [(pool, why(cluster, builder, group, pool, hold is not None and pool is hold.pool)) for pool in group.pools]
     pool, reason = min(able, key=lambda item: _REPORT_ORDER.get(item[1].code, 1))
-    earliest = not_before(cluster, queue, pool, reason.code)
+    earliest = not_before(cluster, group, pool, reason.code)
     more: Facts = ()
     if hold is not None and hold.nodes:
         more = (Fact("nodes_held", {"nodes": tuple(hold.nodes)}),)
     return PendingReason(reason.code, reason.rule, reason.facts, reason.numbers, earliest, more)
 
 
-def why(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState, mine: bool = False) -> Reason:
+def why(cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup, pool: PoolState, mine: bool = False) -> Reason:
     """Return the reason in one pool: it never fits, else it is not allowed, else there are no free GPUs.
 
     `mine`: the hold of the pool is for this workload.
     """
     return (
-        _never_fits(cluster, queue, pool)
-        or _not_allowed(cluster, queue, pool)
-        or _static(cluster, queue, pool)
-        or (None if mine else _held(cluster, builder, queue, pool))
-        or (_beside_guaranteed(cluster, queue, pool) if queue.need.only_spare else None)
-        or _nominated(cluster, queue, pool)
-        or _not_there(cluster, builder, queue, pool)
+        _never_fits(cluster, group, pool)
+        or _not_allowed(cluster, group, pool)
+        or _static(cluster, group, pool)
+        or (None if mine else _held(cluster, builder, group, pool))
+        or (_beside_guaranteed(cluster, group, pool) if group.need.only_spare else None)
+        or _nominated(cluster, group, pool)
+        or _not_there(cluster, builder, group, pool)
     )
 
 
-def _request(queue: Queue) -> dict[str, Number]:
+def _request(group: WorkloadGroup) -> dict[str, Number]:
     """Return the values that describe the request in every fact; `each`, `cpu` (cores) and `memory` (MiB) by worker."""
-    need = queue.need
+    need = group.need
     return {
-        "kind": queue.kind,
+        "kind": group.kind,
         "needs": from_milli(need.total),
         "workers": need.min_workers,
         "each": from_milli(need.gpus),
@@ -161,38 +161,38 @@ def _request(queue: Queue) -> dict[str, Number]:
     }
 
 
-def _never_fits(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
-    need, name = queue.need, pool.pool.name
+def _never_fits(cluster: Cluster, group: WorkloadGroup, pool: PoolState) -> Reason | None:
+    need, name = group.need, pool.pool.name
     capacity = cluster.capacities.capacity(pool, need)
     every, usable = capacity.every, capacity.up
     growing = pool.pool.kind == "autoscaled" and (pool.pool.max_nodes or (cluster.launches and not need.session))
     if every < need.min_workers and not growing:
         able = [node for node in pool.nodes if node.node.sessions or not need.session]
         if pool.nodes and not able:
-            fact = Fact("only_jobs", {**_request(queue), "pool": name})
+            fact = Fact("only_jobs", {**_request(group), "pool": name})
             return Reason("too_large", "place", (fact,), {"needs": from_milli(need.total)})
         largest = max((len(node.open) for node in able), default=0)
         code = "too_large_together" if largest * GPU >= need.gpus else "too_large"
-        fact = Fact(code, {**_request(queue), "pool": name, "largest_node": largest})
+        fact = Fact(code, {**_request(group), "pool": name, "largest_node": largest})
         return Reason("too_large", "place", (fact,), {"needs": from_milli(need.total), "largest_node": largest})
     if usable < need.min_workers <= every:
         down = sorted(node.node.name for node in pool.nodes if not node.usable)
-        fact = Fact("node_failed", {**_request(queue), "pool": name, "nodes": tuple(down)})
+        fact = Fact("node_failed", {**_request(group), "pool": name, "nodes": tuple(down)})
         return Reason("node_failed", "place", (fact,), {"needs": from_milli(need.total), "nodes": tuple(down)})
     return None
 
 
-def _not_allowed(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
-    account, amount, name = queue.account, queue.need.total, pool.pool.name
-    in_quota = cluster.ledger.in_quota(account, name, amount, queue.non_preemptible)
-    if amount and not in_quota and (queue.non_preemptible or account.policy.weight == "None"):
-        tightest = account.tightest(name, queue.non_preemptible)
-        reserved, used = (tightest.reserved, tightest.used(queue.non_preemptible)) if tightest else (0, 0)
+def _not_allowed(cluster: Cluster, group: WorkloadGroup, pool: PoolState) -> Reason | None:
+    account, amount, name = group.account, group.need.total, pool.pool.name
+    in_quota = cluster.ledger.in_quota(account, name, amount, group.non_preemptible)
+    if amount and not in_quota and (group.non_preemptible or account.policy.weight == "None"):
+        tightest = account.tightest(name, group.non_preemptible)
+        reserved, used = (tightest.reserved, tightest.used(group.non_preemptible)) if tightest else (0, 0)
         used = used if tightest else account.in_pool.get(name, 0)
-        code = "never_over_quota" if queue.non_preemptible else "team_never_over_quota"
+        code = "never_over_quota" if group.non_preemptible else "team_never_over_quota"
         whose = tightest.line.account.policy.name if tightest else account.policy.name
         values = {"team": whose, "uses": from_milli(used), "reserved": from_milli(reserved)}
-        fact = Fact(code, {**_request(queue), **values})
+        fact = Fact(code, {**_request(group), **values})
         return Reason("never_over_quota", "over_quota", (fact,), _quota(amount, used, reserved))
     line = cluster.ledger.over_limit(account, name, amount) if amount else None
     if line is not None and line.quota.limit is not None:
@@ -200,7 +200,7 @@ def _not_allowed(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | No
         numbers: dict[str, Number] = {"needs": from_milli(amount), "uses": from_milli(used), "limit": from_milli(limit)}
         numbers["team"] = line.account.policy.name
         code = "limit_with_nominations" if line.future > line.now else "limit"
-        return Reason("limit", "limit", (Fact(code, {**_request(queue), **numbers}),), numbers)
+        return Reason("limit", "limit", (Fact(code, {**_request(group), **numbers}),), numbers)
     capacity = pool.pool.capacity
     if capacity is not None and amount and cluster.over_capacity(pool, amount):
         used = max(cluster.pool_now[name], cluster.pool_future[name])
@@ -210,7 +210,7 @@ def _not_allowed(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | No
             "capacity": from_milli(capacity),
             "pool": name,
         }
-        return Reason("pool_capacity", "capacity", (Fact("pool_capacity", {**_request(queue), **numbers}),), numbers)
+        return Reason("pool_capacity", "capacity", (Fact("pool_capacity", {**_request(group), **numbers}),), numbers)
     return None
 
 
@@ -218,13 +218,13 @@ def _quota(amount: int, used: int, reserved: int) -> dict[str, Number]:
     return {"needs": from_milli(amount), "uses": from_milli(used), "reserved": from_milli(reserved)}
 
 
-def _held(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState) -> Reason | None:
+def _held(cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup, pool: PoolState) -> Reason | None:
     """Return the hold that keeps the workload from idle GPUs, if that is the reason."""
-    need, elsewhere = queue.need, next(iter(builder.holds.values()), None)
+    need, elsewhere = group.need, next(iter(builder.holds.values()), None)
     hold = builder.holds.get(pool.pool.name, elsewhere)
     if hold is None or not _fits(cluster, pool, need, "free"):
         return None
-    if cluster.ledger.in_quota(queue.account, pool.pool.name, need.total, queue.non_preemptible):
+    if cluster.ledger.in_quota(group.account, pool.pool.name, need.total, group.non_preemptible):
         return None
     numbers: dict[str, Number] = {
         "needs": from_milli(need.total),
@@ -232,16 +232,16 @@ def _held(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState)
         "nodes": tuple(hold.nodes),
     }
     values: dict[str, Number] = {
-        **_request(queue),
+        **_request(group),
         **numbers,
         "held_kind": hold.workload.kind,
         "held_owner": hold.workload.owner,
-        "held_team": hold.queue.account.policy.name,
-        "held_needs": from_milli(hold.queue.need.total),
+        "held_team": hold.group.account.policy.name,
+        "held_needs": from_milli(hold.group.need.total),
         "waited": cluster.now - hold.workload.submitted_at,
         "pool": hold.pool.pool.name,
     }
-    line = hold.line_in_the_way(queue)
+    line = hold.line_in_the_way(group)
     code = "held_nodes" if hold.nodes else "held_capacity"
     if line is not None and line.quota.limit is not None:
         code = "held_limit"
@@ -253,9 +253,9 @@ def _held(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState)
     return Reason("held", "starvation", (Fact(code, values),), numbers)
 
 
-def _beside_guaranteed(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
+def _beside_guaranteed(cluster: Cluster, group: WorkloadGroup, pool: PoolState) -> Reason | None:
     """Return the free guaranteed GPUs that need the CPU and memory which would be enough, if they are the reason."""
-    need = queue.need
+    need = group.need
     if not _fits(cluster, pool, need, "spare"):
         return None
     beside = [cluster.pools[other] for other in pool.beside]
@@ -272,41 +272,41 @@ def _beside_guaranteed(cluster: Cluster, queue: Queue, pool: PoolState) -> Reaso
         "each_cpu": from_milli(smallest.cpu),
         "each_memory": smallest.memory,
     }
-    fact = Fact("beside_guaranteed", {**_request(queue), **numbers, **per_worker})
+    fact = Fact("beside_guaranteed", {**_request(group), **numbers, **per_worker})
     return Reason("held", "guaranteed_gpus", (fact,), {**numbers, **per_worker})
 
 
-def _static(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
+def _static(cluster: Cluster, group: WorkloadGroup, pool: PoolState) -> Reason | None:
     """Return the static quota that keeps the workload from idle GPUs, if that is the reason."""
-    need, name = queue.need, pool.pool.name
-    line = _keeper(cluster, queue, pool)
+    need, name = group.need, pool.pool.name
+    line = _keeper(cluster, group, pool)
     if line is not None and _fits(cluster, pool, need, "free"):
         kept = max(line.kept_free(False), line.kept_free(True))
         numbers: dict[str, Number] = {"needs": from_milli(need.total), "kept": from_milli(kept)}
         numbers["team"] = line.account.policy.name
         code = "kept_partly" if line.unlent < line.quota.reserved else "kept"
-        return Reason("static_quota", "lend", (Fact(code, {**_request(queue), **numbers, "pool": name}),), numbers)
+        return Reason("static_quota", "lend", (Fact(code, {**_request(group), **numbers, "pool": name}),), numbers)
     return None
 
 
-def _keeper(cluster: Cluster, queue: Queue, pool: PoolState) -> LineState | None:
-    account, amount = queue.account, queue.need.total
+def _keeper(cluster: Cluster, group: WorkloadGroup, pool: PoolState) -> LineState | None:
+    account, amount = group.account, group.need.total
     now = static_quota(cluster, account, pool, amount, False) if amount else None
     return now or (static_quota(cluster, account, pool, amount, True) if amount else None)
 
 
-def _nominated(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
+def _nominated(cluster: Cluster, group: WorkloadGroup, pool: PoolState) -> Reason | None:
     """Return the nominations that keep the workload from idle GPUs, if they are the reason."""
-    need, name = queue.need, pool.pool.name
+    need, name = group.need, pool.pool.name
     names = _nominees(cluster, pool)  # none: the idle GPUs are held for this very workload
-    if names and _keeper(cluster, queue, pool) is None and _fits(cluster, pool, need, "open"):
+    if names and _keeper(cluster, group, pool) is None and _fits(cluster, pool, need, "open"):
         idle = sum(milli for node in pool.nodes if node.usable for milli in node.open if milli > 0)
         numbers: dict[str, Number] = {
             "needs": from_milli(need.total),
             "idle": from_milli(idle),
             "evicted_for": tuple(names),
         }
-        fact = Fact("nominated", {**_request(queue), "idle": from_milli(idle), "nominees": tuple(names), "pool": name})
+        fact = Fact("nominated", {**_request(group), "idle": from_milli(idle), "nominees": tuple(names), "pool": name})
         return Reason("nominated", "nomination", (fact,), numbers)
     return None
 
@@ -360,8 +360,8 @@ def _candidates(pool: PoolState, need: Need, which: str) -> Iterable[NodeState]:
     return (pool.nodes[at] for at in (*then, *now))
 
 
-def _not_there(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState) -> Reason:
-    need, name = queue.need, pool.pool.name
+def _not_there(cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup, pool: PoolState) -> Reason:
+    need, name = group.need, pool.pool.name
     free, total, buckets = max(0, pool.free), pool.total, pool.by_free
     if need.session and pool.limits_sessions:
         able = pool.for_request(need)
@@ -372,27 +372,27 @@ def _not_there(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolS
         "free": from_milli(free),
         "total": from_milli(total),
     }
-    values: dict[str, Number] = {**_request(queue), **numbers, "pool": name}
+    values: dict[str, Number] = {**_request(group), **numbers, "pool": name}
     ahead = builder.ahead.get(name, [])
     if ahead and _fits(cluster, pool, need, "first"):
         fact = Fact("outranked", {**values, "ahead": tuple(ahead)})
         return Reason("outranked", "order", (fact,), {**numbers, "ahead": len(ahead)})
-    if free < need.total and (reason := _stuck(cluster, queue, pool, values, free)) is not None:
+    if free < need.total and (reason := _stuck(cluster, group, pool, values, free)) is not None:
         return reason
     full, beside = _full(cluster, pool, need), _beside(cluster, pool)
     if full and (free < need.total or not free):  # only work without GPUs fits by GPUs
         fact = Fact("no_free_pods", {**values, "nodes": full})
-        return Reason("no_free_gpus", "place", (fact, *_no_victims(cluster, queue, pool)), numbers)
+        return Reason("no_free_gpus", "place", (fact, *_no_victims(cluster, group, pool)), numbers)
     if free < need.total or not free:
         return Reason(
-            "no_free_gpus", "place", (Fact("no_free_gpus", values), *_no_victims(cluster, queue, pool)), numbers
+            "no_free_gpus", "place", (Fact("no_free_gpus", values), *_no_victims(cluster, group, pool)), numbers
         )
     largest = max((size for size, bucket in enumerate(buckets) if bucket), default=0)
     code = "fragmented"
     if largest * GPU >= need.gpus:
         code = "no_free_pods" if full else "fragmented_blocks" if need.min_workers > 1 else "no_cpu_or_memory"
     fact = Fact(code, {**values, "most_on_a_node": largest, "nodes": full})
-    facts = (fact, *(() if code == "fragmented" else beside), *_no_victims(cluster, queue, pool))
+    facts = (fact, *(() if code == "fragmented" else beside), *_no_victims(cluster, group, pool))
     return Reason("fragmented", "place", facts, {**numbers, "most_on_a_node": largest})
 
 
@@ -413,25 +413,27 @@ def _full(cluster: Cluster, pool: PoolState, need: Need) -> tuple[str, ...]:
     return tuple(node.node.name for node in pool.nodes if node.usable and min(node.pods_open, node.pods_future) <= 0)
 
 
-def _stuck(cluster: Cluster, queue: Queue, pool: PoolState, values: dict[str, Number], free: int) -> Reason | None:
+def _stuck(
+    cluster: Cluster, group: WorkloadGroup, pool: PoolState, values: dict[str, Number], free: int
+) -> Reason | None:
     """Return what does not end, if its GPUs would be enough for work in quota."""
-    need, name = queue.need, pool.pool.name
+    need, name = group.need, pool.pool.name
     asked = ("stuck", name)
     if asked not in cluster.answers:
         cluster.answers[asked] = stuck_in(cluster, pool)
     facts: Facts
     facts, amount = cluster.answers[asked]
     enough = need.total and facts and free + amount >= need.total
-    if not enough or not cluster.ledger.in_quota(queue.account, name, need.total, queue.non_preemptible):
+    if not enough or not cluster.ledger.in_quota(group.account, name, need.total, group.non_preemptible):
         return None
     stuck = from_milli(amount)
     numbers: dict[str, Number] = {"needs": from_milli(need.total), "stuck": stuck, "pool": name}
     return Reason("stuck", "terminating", (Fact("stuck", {**values, "stuck": stuck}), *facts), numbers)
 
 
-def _no_victims(cluster: Cluster, queue: Queue, pool: PoolState) -> Facts:
-    if not queue.total or not cluster.ledger.in_quota(
-        queue.account, pool.pool.name, queue.total, queue.non_preemptible
+def _no_victims(cluster: Cluster, group: WorkloadGroup, pool: PoolState) -> Facts:
+    if not group.total or not cluster.ledger.in_quota(
+        group.account, pool.pool.name, group.total, group.non_preemptible
     ):
         return ()
     return (Fact("no_victims"),)

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..index.cluster import Cluster
+from ..index.groups import PendingWorkloads, WorkloadGroup, cannot_start_at_all
 from ..index.nodes import Allocation, PoolState, WorkerPlacement
 from ..index.nominations import fits_later
-from ..index.queues import PendingQueues, Queue, cannot_start_at_all
 from ..placement.fit import allowed, find
 from ..plan_builder import PlanBuilder
 from ..rules.consolidation import Moving
@@ -25,75 +25,75 @@ from ..snapshot import Workload
 from .admission import MAX_WITHDRAWN, put_back
 
 
-def relocate(builder: PlanBuilder, queues: PendingQueues) -> bool:
+def relocate(builder: PlanBuilder, groups: PendingWorkloads) -> bool:
     """Move the victims that get room, in the order of rule 3; return whether any does."""
     cluster = builder.cluster
     if not builder.started and not any(max(pool.free, pool.future) > 0 for pool in cluster.pools.values()):
         return False
-    able = [(queues.queue_of(w), w) for w in map(cluster.workloads.__getitem__, builder.evicted)]
-    able = [(queue, workload) for queue, workload in able if queue.total and (builder.started or _has_space(queue))]
-    waiting = [(queue, workload) for queue, workload in able if cannot_start_at_all(cluster, workload) is None]
+    able = [(groups.group_of(w), w) for w in map(cluster.workloads.__getitem__, builder.evicted)]
+    able = [(group, workload) for group, workload in able if group.total and (builder.started or _has_space(group))]
+    waiting = [(group, workload) for group, workload in able if cannot_start_at_all(cluster, workload) is None]
     waiting.sort(key=lambda item: _place_in_order(cluster, *item))
     preemptors = {eviction.preemptor for eviction in builder.evicted.values()}
     preemptors |= {move.preemptor for move in builder.moved.values()}
-    relocated = [workload for queue, workload in waiting if _relocated(builder, queue, workload, preemptors)]
+    relocated = [workload for group, workload in waiting if _relocated(builder, group, workload, preemptors)]
     return bool(relocated)
 
 
-def _has_space(queue: Queue) -> bool:
-    """Whether a pool of the queue has as many free GPUs as one of it requests; False is certain, True is not."""
-    return any(max(pool.free, pool.future) >= queue.total for pool in queue.pools)
+def _has_space(group: WorkloadGroup) -> bool:
+    """Whether a pool of the group has as many free GPUs as one of it requests; False is certain, True is not."""
+    return any(max(pool.free, pool.future) >= group.total for pool in group.pools)
 
 
-def _place_in_order(cluster: Cluster, queue: Queue, workload: Workload) -> tuple[bool, tuple[object, ...]]:
-    over_quota = not any(_in_quota(queue, pool) for pool in queue.pools)
-    return over_quota, key(cluster, queue, queue.pools[0], workload, over_quota)
+def _place_in_order(cluster: Cluster, group: WorkloadGroup, workload: Workload) -> tuple[bool, tuple[object, ...]]:
+    over_quota = not any(_in_quota(group, pool) for pool in group.pools)
+    return over_quota, key(cluster, group, group.pools[0], workload, over_quota)
 
 
-def _in_quota(queue: Queue, pool: PoolState) -> bool:
+def _in_quota(group: WorkloadGroup, pool: PoolState) -> bool:
     """Whether a victim is in quota in a pool once all that terminates is gone."""
-    guarantor = queue.account.guarantor(pool.pool.name)
+    guarantor = group.account.guarantor(pool.pool.name)
     lines = guarantor.reserving(pool.pool.name) if guarantor else ()
-    return bool(lines) and all(line.future + queue.total <= line.quota.reserved for line in lines)
+    return bool(lines) and all(line.future + group.total <= line.quota.reserved for line in lines)
 
 
-def _relocated(builder: PlanBuilder, queue: Queue, workload: Workload, preemptors: set[str]) -> bool:
+def _relocated(builder: PlanBuilder, group: WorkloadGroup, workload: Workload, preemptors: set[str]) -> bool:
     """Move a victim if it gets room; none of the `preemptors` makes way for it."""
     cluster = builder.cluster
     able = [
         pool
-        for pool in queue.pools
-        if _in_quota(queue, pool) or (queue.borrows and pool.pool.name not in builder.holds)
+        for pool in group.pools
+        if _in_quota(group, pool) or (group.borrows and pool.pool.name not in builder.holds)
     ]
     for pool in able:
-        if parts := _room(cluster, queue, workload, pool):
-            _move(builder, queue, workload, parts)
+        if parts := _room(cluster, group, workload, pool):
+            _move(builder, group, workload, parts)
             return True
     tries = [(pool, leaving) for leaving in (False, True) for pool in able]
     for pool, leaving in tries if builder.progress.withdrawn_starts < MAX_WITHDRAWN else ():
-        later = _later_starts(builder, queue, workload, pool, preemptors, leaving)
+        later = _later_starts(builder, group, workload, pool, preemptors, leaving)
         if later is not None:
             for start in later.starts:
                 put_back(builder, start)
-            _move(builder, queue, workload, later.parts)
+            _move(builder, group, workload, later.parts)
             return True
     return False
 
 
 def _room(
-    cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState, in_future: bool | None = None
+    cluster: Cluster, group: WorkloadGroup, workload: Workload, pool: PoolState, in_future: bool | None = None
 ) -> tuple[WorkerPlacement, ...]:
     """Return where a victim could start now, its old devices not counted, or go on beside workers that stay.
 
     Empty if it could do neither. With `in_future`, also where it could start once all that terminates is gone; None:
     if it is in quota, for the next plan would nominate it there.
     """
-    if not allowed(cluster, queue.account, pool, queue.total, True):
+    if not allowed(cluster, group.account, pool, group.total, True):
         return ()
-    if parts := find(pool, queue.need) or _beside_workers_that_stay(cluster, workload, pool):
+    if parts := find(pool, group.need) or _beside_workers_that_stay(cluster, workload, pool):
         return parts
-    in_future = _in_quota(queue, pool) if in_future is None else in_future
-    return find(pool, queue.need, True) if in_future else ()
+    in_future = _in_quota(group, pool) if in_future is None else in_future
+    return find(pool, group.need, True) if in_future else ()
 
 
 def _beside_workers_that_stay(cluster: Cluster, workload: Workload, pool: PoolState) -> tuple[WorkerPlacement, ...]:
@@ -126,7 +126,7 @@ class _Later(NamedTuple):
 
 
 def _later_starts(
-    builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, preemptors: set[str], leaving: bool
+    builder: PlanBuilder, group: WorkloadGroup, workload: Workload, pool: PoolState, preemptors: set[str], leaving: bool
 ) -> _Later | None:
     """Return starts of this plan, later in the order, without which a victim has room in a pool; None if none do.
 
@@ -136,14 +136,14 @@ def _later_starts(
     """
     cluster = builder.cluster
     started = [cluster.allocations[name] for name in sorted(builder.started) if name not in preemptors]
-    light = queue.need.cpu or queue.need.memory  # then what requests no GPUs may be in the way, too
+    light = group.need.cpu or group.need.memory  # then what requests no GPUs may be in the way, too
     near = [a for a in started if a.pool is pool or a.pool.pool.name in pool.beside]
     fresh = [a for a in near if (a.amount or light) and _may_wait(cluster, a)]
     if not fresh:
         return None
     with _Withdrawn(cluster, fresh):
-        over_quota = not _in_quota(queue, pool)
-        mine = key(cluster, queue, pool, workload, over_quota)
+        over_quota = not _in_quota(group, pool)
+        mine = key(cluster, group, pool, workload, over_quota)
         later = []
         for start in fresh:
             theirs = key(cluster, builder.came_from[start.workload.id], start.pool, start.workload, over_quota)
@@ -153,7 +153,7 @@ def _later_starts(
 
     def room_without(starts: Iterable[Allocation]) -> tuple[WorkerPlacement, ...]:
         with _Withdrawn(cluster, starts):
-            return _room(cluster, queue, workload, pool, leaving or not over_quota)
+            return _room(cluster, group, workload, pool, leaving or not over_quota)
 
     able = [start for _, start in sorted(later, key=lambda item: item[0])]
     if leaving:
@@ -167,7 +167,7 @@ def _later_starts(
                 withdrawn = fewer
         parts = room_without(withdrawn)
         with _Withdrawn(cluster, withdrawn):
-            victim = cluster.nominate(workload, queue.need, parts)
+            victim = cluster.nominate(workload, group.need, parts)
             returning = [start for start in withdrawn if _could_evict_from(builder, start, victim)]
             cluster.withdraw_nomination(workload)
         if not returning:
@@ -213,10 +213,10 @@ class _Withdrawn:
             self.cluster.start_again(start)
 
 
-def _move(builder: PlanBuilder, queue: Queue, workload: Workload, parts: tuple[WorkerPlacement, ...]) -> None:
+def _move(builder: PlanBuilder, group: WorkloadGroup, workload: Workload, parts: tuple[WorkerPlacement, ...]) -> None:
     """Record that a victim moves to these parts."""
     cluster, victim = builder.cluster, builder.evicted.pop(workload.id)
-    cluster.nominate(workload, queue.need, parts)
+    cluster.nominate(workload, group.need, parts)
     allocation = cluster.allocations[workload.id]
     preemptor = cluster.workloads[victim.preemptor]
     builder.move(preemptor, [Moving(allocation, parts)])

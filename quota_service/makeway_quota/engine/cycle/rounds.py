@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..index.cluster import Cluster
+from ..index.groups import WorkloadGroup
 from ..index.nodes import PoolState
-from ..index.queues import Queue
 from ..plan_builder import PlanBuilder
 from ..progress import Progress
 from ..rules.hold import hold, starving, would_be_preempted_in_team
@@ -28,22 +28,22 @@ MAX_ROUNDS = 100
 class Rounds:
     """The classes of one cycle, and whether another round could change anything.
 
-    `late`: the queues in which a workload may have waited too long. `why`: compute holds even where they make
+    `late`: the groups in which a workload may have waited too long. `why`: compute holds even where they make
     no difference to what starts.
     """
 
     def __init__(
-        self, cluster: Cluster, builder: PlanBuilder, heads: list[Queue], late: list[Queue], why: bool
+        self, cluster: Cluster, builder: PlanBuilder, heads: list[WorkloadGroup], late: list[WorkloadGroup], why: bool
     ) -> None:
         self.cluster, self.builder, self.heads, self.late, self.why = cluster, builder, heads, late, why
-        self.sessions = [queue for queue in heads if queue.is_protected_session]
-        self.non_preemptible = [queue for queue in heads if queue.non_preemptible and not queue.is_protected_session]
+        self.sessions = [group for group in heads if group.is_protected_session]
+        self.non_preemptible = [group for group in heads if group.non_preemptible and not group.is_protected_session]
         """Jobs that count on the reservation like sessions, and so go before the others."""
-        self.others = [queue for queue in heads if not queue.non_preemptible]
-        self.borrowing = [queue for queue in heads if not queue.non_preemptible or queue.borrows]
-        """The queues of the class over quota: also of non-preemptible work without GPUs."""
-        self.sparing = [queue for queue in heads if queue.need.only_spare]
-        """The queues of work that a start may give room: it leaves CPU to guaranteed GPUs only while they are free."""
+        self.others = [group for group in heads if not group.non_preemptible]
+        self.borrowing = [group for group in heads if not group.non_preemptible or group.borrows]
+        """The groups of the class over quota: also of non-preemptible work without GPUs."""
+        self.sparing = [group for group in heads if group.need.only_spare]
+        """The groups of work that a start may give room: it leaves CPU to guaranteed GPUs only while they are free."""
         self.quiet = self.quota_served = False
         """Whether the last round only used up room; and whether another round cannot help work in quota."""
 
@@ -62,12 +62,12 @@ class Rounds:
         held = _what_is_held(builder)
         builder.drop_holds()
         start_nominated(self.cluster, builder, False)
-        for queues in (self.sessions, self.non_preemptible, self.others) if not self.quota_served else ():
-            serve(self.cluster, builder, queues)
+        for groups in (self.sessions, self.non_preemptible, self.others) if not self.quota_served else ():
+            serve(self.cluster, builder, groups)
         in_quota = builder.progress.decisions
         if self._serve_over_quota(before, held):
             return True
-        if not builder.nominated and not any(queue.has_members() for queue in self.heads):
+        if not builder.nominated and not any(group.has_members() for group in self.heads):
             builder.drop_holds()
             return True
         self.quiet = self._only_took_room(before)
@@ -81,7 +81,7 @@ class Rounds:
         It stands where all were denied with more room, and only starts followed.
         """
         builder, unschedulable = self.builder, Unschedulable(self.cluster, self.builder)
-        able = any(_may_start(queue, unschedulable) for queue in self.borrowing)
+        able = any(_may_start(group, unschedulable) for group in self.borrowing)
         if not self.why and not able and not builder.nominated:
             return False
         _hold_for_the_starving(self.cluster, builder, self.late)
@@ -104,7 +104,7 @@ class Rounds:
         released = builder.progress.releases != before.releases or cluster.ledger.counts_twice
         if released or builder.nominated or cluster.settings.fair_share == "reclaim":
             return False
-        if any(queue.has_members() for queue in self.sparing):
+        if any(group.has_members() for group in self.sparing):
             return False
         return not (cluster.terminating or cluster.late.nodes or builder.evicted or builder.moved)
 
@@ -118,36 +118,38 @@ class Rounds:
             return False
         none_over = self.builder.progress.over_reservation == before.over_reservation
         own_team_only = none_over and not self.cluster.ledger.nested
-        able = (queue for queue in self.heads if queue.non_preemptible or not own_team_only)
-        return not any(queue.in_quota_somewhere() and queue.has_members() for queue in able)
+        able = (group for group in self.heads if group.non_preemptible or not own_team_only)
+        return not any(group.in_quota_somewhere() and group.has_members() for group in able)
 
 
-def _may_start(queue: Queue, unschedulable: Unschedulable) -> bool:
-    """Whether there may be room over quota, or victims, for a workload of the queue."""
-    return (queue.nominated or queue.borrows) and not unschedulable(queue) and queue.has_members()
+def _may_start(group: WorkloadGroup, unschedulable: Unschedulable) -> bool:
+    """Whether there may be room over quota, or victims, for a workload of the group."""
+    return (group.nominated or group.borrows) and not unschedulable(group) and group.has_members()
 
 
 def _what_is_held(builder: PlanBuilder) -> list[tuple[object, ...]]:
     return [(hold.workload, hold.pool, hold.until, hold.openings) for hold in builder.holds.values()]
 
 
-def _hold_for_the_starving(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
+def _hold_for_the_starving(cluster: Cluster, builder: PlanBuilder, waiting: list[WorkloadGroup]) -> None:
     """Start the workloads that waited too long, one per pool; hold GPUs for those that do not fit."""
-    for queue, workload in starving(cluster, waiting):
-        free = [pool for pool in queue.pools if pool.pool.name not in builder.holds]
+    for group, workload in starving(cluster, waiting):
+        free = [pool for pool in group.pools if pool.pool.name not in builder.holds]
         if not free:
             continue
-        team = [other for other in waiting if other.account is queue.account and other.priority > queue.priority]
-        pools = [pool for pool in free if not (team and would_be_preempted_in_team(cluster, queue, pool, team))]
-        if any(_started_late(cluster, builder, queue, workload, pool) for pool in pools):
-            queue.pop(workload)
+        team = [other for other in waiting if other.account is group.account and other.priority > group.priority]
+        pools = [pool for pool in free if not (team and would_be_preempted_in_team(cluster, group, pool, team))]
+        if any(_started_late(cluster, builder, group, workload, pool) for pool in pools):
+            group.pop(workload)
             continue
-        new_hold = next((new_hold for pool in pools if (new_hold := hold(cluster, queue, workload, pool))), None)
+        new_hold = next((new_hold for pool in pools if (new_hold := hold(cluster, group, workload, pool))), None)
         if new_hold is not None:
             new_hold.enforce()
             builder.holds[new_hold.pool.pool.name] = new_hold
 
 
-def _started_late(cluster: Cluster, builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState) -> bool:
-    in_quota = guaranteed(cluster, queue, pool)
-    return (in_quota or queue.borrows) and try_start(builder, queue, workload, pool, (), in_quota)
+def _started_late(
+    cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup, workload: Workload, pool: PoolState
+) -> bool:
+    in_quota = guaranteed(cluster, group, pool)
+    return (in_quota or group.borrows) and try_start(builder, group, workload, pool, (), in_quota)

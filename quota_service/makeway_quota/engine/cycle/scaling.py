@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from ..index.cluster import Cluster
 from ..index.devices import UNLIMITED, hosts, pick
+from ..index.groups import WorkloadGroup
 from ..index.nodes import PoolState
-from ..index.queues import Queue
 from ..plan import Fact, Facts, Number, Scale, Waiting
 from ..plan_builder import PlanBuilder
 from ..request import Need, Shape
@@ -88,7 +88,7 @@ class _Demand:
         return _Imagined([GPU] * pool.node_gpus, pool.node_cpu or UNLIMITED, pool.node_memory or UNLIMITED)
 
 
-def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue], why: bool) -> None:
+def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[WorkloadGroup], why: bool) -> None:
     """Record the demand for nodes of pending work that may use an autoscaled pool, in the order of rights.
 
     `why`: record as well that the workloads wait for these nodes, or for a larger budget.
@@ -101,8 +101,8 @@ def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue], why: boo
     allowance = Allowance(cluster)
     growing = [demand.pool for demand in demands.values()]
     able = useful_pools(cluster, waiting, growing)
-    for *_, queue, workload in in_order(cluster, waiting, growing, every=False):
-        beyond = _admit(allowance, [demands[pool.pool.name] for pool in able[queue.number]], queue, workload)
+    for *_, group, workload in in_order(cluster, waiting, growing, every=False):
+        beyond = _admit(allowance, [demands[pool.pool.name] for pool in able[group.number]], group, workload)
         if beyond is not None and why:
             _report_over_budget(builder, beyond, workload)
     for name, demand in sorted(demands.items()):
@@ -122,17 +122,17 @@ def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue], why: boo
                 _report_waiting(builder, demand)
 
 
-def _admit(allowance: Allowance, able: list[_Demand], queue: Queue, workload: Workload) -> _Demand | None:
+def _admit(allowance: Allowance, able: list[_Demand], group: WorkloadGroup, workload: Workload) -> _Demand | None:
     """Add a workload to the demand of the first pool; return the last one where the budget alone is too small."""
     beyond = None
     for demand in able:
-        if not allowance.admits(queue, demand.pool, in_future=False):
+        if not allowance.admits(group, demand.pool, in_future=False):
             continue
-        if queue.need in demand.too_large or not demand.add(queue.need):
+        if group.need in demand.too_large or not demand.add(group.need):
             beyond = demand
             continue
         demand.by.append(workload.id)
-        allowance.claim(queue, (demand.pool.pool.name,))
+        allowance.claim(group, (demand.pool.pool.name,))
         return None
     return beyond
 

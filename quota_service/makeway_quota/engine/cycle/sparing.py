@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import chain, permutations
 
 from ..index.cluster import Cluster
+from ..index.groups import WorkloadGroup
 from ..index.nodes import Allocation, NodeState, PoolState, WorkerPlacement, placement_of
 from ..index.nominations import fits_later
-from ..index.queues import Queue
 from ..placement.fit import allowed, find, static_quota
 from ..plan_builder import PlanBuilder
 from ..request import Need
@@ -28,7 +28,7 @@ _MAX_PERMUTED = 3
 """Up to so many nominations are placed again in every order."""
 _MAX_PLACED = 64
 """So many placements are tried, over all pools of the nominations, to place them again."""
-_Nomination = tuple[Workload, Queue, tuple[WorkerPlacement, ...]]
+_Nomination = tuple[Workload, WorkloadGroup, tuple[WorkerPlacement, ...]]
 Eviction = tuple[str, str, int]
 """A victim, its preemptor, and the number of workers that go on."""
 
@@ -83,11 +83,11 @@ def _movable(builder: PlanBuilder, pool: PoolState, target: Allocation | None) -
     room = {name: other.future for name, other in builder.cluster.pools.items()}
     if target is not None:
         room[target.pool.pool.name] += target.amount
-    for _, queue, parts in nominations:
-        room[parts[0].node.pool.pool.name] += queue.total  # nominations of other pools may be placed anew, too
-    mine = [queue for _, queue, parts in nominations if parts[0].node.pool is pool]
+    for _, group, parts in nominations:
+        room[parts[0].node.pool.pool.name] += group.total  # nominations of other pools may be placed anew, too
+    mine = [group for _, group, parts in nominations if parts[0].node.pool is pool]
     movable = [q for q in mine if any(other is not pool and room[other.pool.name] >= q.total for other in q.pools)]
-    return sum(queue.total for queue in movable)
+    return sum(group.total for group in movable)
 
 
 class _Known:
@@ -188,9 +188,9 @@ class _Nominations:
             self.cluster.withdraw_nomination(workload)
 
     def restore(self) -> None:
-        for workload, queue, parts in self.all:
+        for workload, group, parts in self.all:
             self.cluster.withdraw_nomination(workload)
-            self.cluster.nominate(workload, queue.need, parts)
+            self.cluster.nominate(workload, group.need, parts)
 
     def place(self, nominations: Sequence[_Nomination]) -> bool:
         """Nominate the workloads of these nominations again, in their order; False if one has no placement.
@@ -203,14 +203,14 @@ class _Nominations:
             nonlocal left
             if at == len(nominations):
                 return True
-            workload, queue, old = nominations[at]
-            for pool in _pools_for(self.builder, queue, old[0].node.pool):
-                may = allowed(self.cluster, queue.account, pool, queue.total, True)
-                parts = find(pool, queue.need, True) if may and left else ()
+            workload, group, old = nominations[at]
+            for pool in _pools_for(self.builder, group, old[0].node.pool):
+                may = allowed(self.cluster, group.account, pool, group.total, True)
+                parts = find(pool, group.need, True) if may and left else ()
                 if not parts:
                     continue
                 left -= 1
-                self.cluster.nominate(workload, queue.need, parts)
+                self.cluster.nominate(workload, group.need, parts)
                 if placed(at + 1):
                     return True
                 self.cluster.withdraw_nomination(workload)
@@ -219,15 +219,15 @@ class _Nominations:
         return placed(0)
 
 
-def _pools_for(builder: PlanBuilder, queue: Queue, old: PoolState) -> list[PoolState]:
+def _pools_for(builder: PlanBuilder, group: WorkloadGroup, old: PoolState) -> list[PoolState]:
     """Return the pools for a nomination that is placed anew, its present one first.
 
     In quota, if it is so there; else those in which nothing is held.
     """
-    account, total, non_preemptible = queue.account, queue.total, queue.non_preemptible
-    able = [p for p in queue.pools if total <= account.unreserved(p.pool.name, non_preemptible)]
+    account, total, non_preemptible = group.account, group.total, group.non_preemptible
+    able = [p for p in group.pools if total <= account.unreserved(p.pool.name, non_preemptible)]
     if old not in able:
-        able = [pool for pool in queue.pools if queue.borrows and pool.pool.name not in builder.holds]
+        able = [pool for pool in group.pools if group.borrows and pool.pool.name not in builder.holds]
     return [old, *(pool for pool in able if pool is not old)]
 
 

@@ -37,9 +37,9 @@ class PendingReason:
 
 
 class PendingGroup(NamedTuple):
-    """Workloads that wait for the same reason, in any order. `queue` numbers where they wait, from plan to plan."""
+    """Workloads of one group that wait for the same reason, in any order. `number` is stable from plan to plan."""
 
-    queue: int
+    number: int
     members: tuple[Workload, ...]
     reason: PendingReason
 

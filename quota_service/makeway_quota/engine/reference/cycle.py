@@ -9,9 +9,9 @@ from ..snapshot import Workload
 from .decisions import Decisions
 from .relocation import relocate_victims
 from .state.cluster import Cluster, WorkerPlacement
+from .state.groups import GroupHeads, WorkloadGroup, waits_too_long, workload_groups
 from .state.holds import Hold, hold, starving, would_be_preempted_in_team
 from .state.placement import count_workers, find
-from .state.queues import Queue, QueueHeads, queues, waits_too_long
 from .state.quota import allowed, in_quota
 from .victims.moves import consolidate
 from .victims.selection import Choice, select
@@ -31,12 +31,12 @@ class Cycle:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.decisions = cluster, Decisions(cluster)
-        self.waiting, self.inadmissible = queues(cluster)
+        self.waiting, self.inadmissible = workload_groups(cluster)
         for name in self.inadmissible:
             cluster.nominations.pop(name, None)
-        heads = [head for queue in self.waiting for head in queue.heads()]
+        heads = [head for group in self.waiting for head in group.heads()]
         self.starvation_candidates = self.waiting if any(waits_too_long(cluster, head) for head in heads) else []
-        """All queues that wait if any of their heads has starved, else none."""
+        """All groups that wait if any of their heads has starved, else none."""
 
     def run(self) -> None:
         """Decide until nothing changes any more."""
@@ -82,32 +82,34 @@ class Cycle:
 
     def start_earlier_nominations(self) -> None:
         """Start the workloads whose nominated devices are free by now."""
-        heads = QueueHeads(self.cluster, [q for q in self.waiting if q.nominated and self.is_nominated(q)], False)
+        heads = GroupHeads(self.cluster, [q for q in self.waiting if q.nominated and self.is_nominated(q)], False)
         while (following := heads.next()) is not None:
-            queue, workload, _ = following
+            group, workload, _ = following
             nominated = self.decisions.drop_nomination(workload)
             pool = self.cluster.nodes[nominated[0].node].pool
-            in_quota = self.nomination_outlives_quota(queue, nominated, pool) or self.in_quota(
-                queue, pool, len(nominated)
+            in_quota = self.nomination_outlives_quota(group, nominated, pool) or self.in_quota(
+                group, pool, len(nominated)
             )
-            heads.remove(queue)
-            able = in_quota or queue.may_borrow
-            if able and self.free_now(nominated, queue) and self.start(queue, workload, pool, nominated, in_quota):
-                queue.members.remove(workload)
+            heads.remove(group)
+            able = in_quota or group.may_borrow
+            if able and self.free_now(nominated, group) and self.start(group, workload, pool, nominated, in_quota):
+                group.members.remove(workload)
             else:
                 self.cluster.nominate(workload, nominated)
 
-    def is_nominated(self, queue: Queue) -> bool:
-        """Whether a workload of the queue has nominated devices."""
-        return any(w.id in self.cluster.nominations for w in queue.members)
+    def is_nominated(self, group: WorkloadGroup) -> bool:
+        """Whether a workload of the group has nominated devices."""
+        return any(w.id in self.cluster.nominations for w in group.members)
 
-    def nomination_outlives_quota(self, queue: Queue, nominated: tuple[WorkerPlacement, ...], pool: str) -> bool:
+    def nomination_outlives_quota(
+        self, group: WorkloadGroup, nominated: tuple[WorkerPlacement, ...], pool: str
+    ) -> bool:
         """Whether a nomination in a pool stays valid although the reservation is used up.
 
         True for work that may not run over quota: other teams of its department may have used the department's
         reservation meanwhile.
         """
-        never_over_quota = queue.non_preemptible or not queue.may_borrow
+        never_over_quota = group.non_preemptible or not group.may_borrow
         return bool(nominated) and never_over_quota and self.cluster.nodes[nominated[0].node].pool == pool
 
     def start_nominated(self, over_quota: bool) -> None:
@@ -116,22 +118,22 @@ class Cycle:
         A workload in quota nowhere may start on its nominated devices in either pass. On other devices it starts only
         in the over-quota pass, and only if it does not delay the holder of a hold.
         """
-        for name, queue in list(self.decisions.nominated.items()):
+        for name, group in list(self.decisions.nominated.items()):
             if name not in self.cluster.nominations:
                 continue
             workload = self.cluster.live[name]
             nominated = self.decisions.drop_nomination(workload)
-            outlives = [p for p in queue.pools if self.nomination_outlives_quota(queue, nominated, p)]
-            in_quota = [p for p in queue.pools if p in outlives or self.in_quota(queue, p)]
-            free = [self.cluster.nodes[nominated[0].node].pool] if self.free_now(nominated, queue) else []
-            pools = (queue.pools if in_quota or over_quota else free) if queue.may_borrow else in_quota
+            outlives = [p for p in group.pools if self.nomination_outlives_quota(group, nominated, p)]
+            in_quota = [p for p in group.pools if p in outlives or self.in_quota(group, p)]
+            free = [self.cluster.nodes[nominated[0].node].pool] if self.free_now(nominated, group) else []
+            pools = (group.pools if in_quota or over_quota else free) if group.may_borrow else in_quota
             if in_quota and (workload.nomination or self.replaces(name)):
                 pools = in_quota  # over quota elsewhere, what it replaced would replace it in turn
             if over_quota and not in_quota:
-                done = any(self.start_here(queue, workload, pool, nominated, True) for pool in pools)
+                done = any(self.start_here(group, workload, pool, nominated, True) for pool in pools)
             else:
                 done = not over_quota and any(
-                    self.start(queue, workload, pool, nominated, pool in in_quota) for pool in pools
+                    self.start(group, workload, pool, nominated, pool in in_quota) for pool in pools
                 )
             if done:
                 del self.decisions.nominated[name]
@@ -144,49 +146,49 @@ class Cycle:
 
     # Serving one class
 
-    def serve(self, competing: Sequence[Queue], over_quota: bool) -> None:
+    def serve(self, competing: Sequence[WorkloadGroup], over_quota: bool) -> None:
         """Serve one class in order: in the first pool with room, else by a nomination, else by reclaim.
 
         A workload that is in quota in one of its pools may start over quota in another: better than an eviction.
         """
-        heads = QueueHeads(self.cluster, competing if over_quota else self.may_be_in_quota(competing), over_quota)
+        heads = GroupHeads(self.cluster, competing if over_quota else self.may_be_in_quota(competing), over_quota)
         while (following := heads.next()) is not None:
-            queue, workload, at = following
-            pool, nominated = queue.pools[at], self.decisions.drop_nomination(workload)
-            eligible_pools = [p for p in queue.pools if (queue.may_borrow if over_quota else self.in_quota(queue, p))]
+            group, workload, at = following
+            pool, nominated = group.pools[at], self.decisions.drop_nomination(workload)
+            eligible_pools = [p for p in group.pools if (group.may_borrow if over_quota else self.in_quota(group, p))]
             startable_pools = [
-                p for p in queue.pools if p in eligible_pools or self.nomination_outlives_quota(queue, nominated, p)
+                p for p in group.pools if p in eligible_pools or self.nomination_outlives_quota(group, nominated, p)
             ]
             nominated_in_quota = bool(nominated) and self.cluster.nodes[nominated[0].node].pool in eligible_pools
             may_start_here = pool in startable_pools or (
-                bool(startable_pools) and queue.may_borrow and (over_quota or not nominated_in_quota)
+                bool(startable_pools) and group.may_borrow and (over_quota or not nominated_in_quota)
             )
             # else its nomination outlives its quota
-            starts_over_quota = pool not in startable_pools or (over_quota and queue.may_borrow)
-            if may_start_here and self.start_here(queue, workload, pool, nominated, starts_over_quota):
-                queue.members.remove(workload)
-            elif startable_pools and at + 1 < len(queue.pools):
+            starts_over_quota = pool not in startable_pools or (over_quota and group.may_borrow)
+            if may_start_here and self.start_here(group, workload, pool, nominated, starts_over_quota):
+                group.members.remove(workload)
+            elif startable_pools and at + 1 < len(group.pools):
                 if nominated:
                     self.cluster.nominate(workload, nominated)
-                heads.at[queue] = at + 1
-            elif self.make_room(queue, workload, nominated, startable_pools, eligible_pools, over_quota):
-                queue.members.remove(workload)
+                heads.at[group] = at + 1
+            elif self.make_room(group, workload, nominated, startable_pools, eligible_pools, over_quota):
+                group.members.remove(workload)
             else:
-                heads.remove(queue)
-                if nominated and not over_quota and not queue.non_preemptible:
+                heads.remove(group)
+                if nominated and not over_quota and not group.non_preemptible:
                     self.cluster.nominate(workload, nominated)
                 elif nominated:
                     self.decisions.count += 1  # a nomination that cannot be kept any more
 
-    def may_be_in_quota(self, competing: Sequence[Queue]) -> list[Queue]:
-        """Return the queues that are in quota, and those that may be once a nomination of a shared level moves away."""
-        easing = {level for queue in competing if queue.nominated for level in queue.chain}
+    def may_be_in_quota(self, competing: Sequence[WorkloadGroup]) -> list[WorkloadGroup]:
+        """Return the groups that are in quota, and those that may be once a nomination of a shared level moves away."""
+        easing = {level for group in competing if group.nominated for level in group.chain}
         in_quota = [q for q in competing if any(self.in_quota(q, pool) for pool in q.pools)]
         return [q for q in competing if q.nominated or q in in_quota or not easing.isdisjoint(q.chain)]
 
     def make_room(
         self,
-        queue: Queue,
+        group: WorkloadGroup,
         workload: Workload,
         nominated: tuple[WorkerPlacement, ...],
         startable_pools: list[str],
@@ -195,139 +197,149 @@ class Cycle:
     ) -> bool:
         """Nominate what is on its way to be free for a workload, or evict others for it."""
         elsewhere = (
-            bool(nominated) and queue.may_borrow and self.cluster.nodes[nominated[0].node].pool not in startable_pools
+            bool(nominated) and group.may_borrow and self.cluster.nodes[nominated[0].node].pool not in startable_pools
         )
         if elsewhere and not over_quota:
             return False  # nominated over quota, in another pool
-        return self.nominate(queue, workload, startable_pools, nominated, over_quota) or self.reclaim(
-            queue, workload, eligible_pools, over_quota
+        return self.nominate(group, workload, startable_pools, nominated, over_quota) or self.reclaim(
+            group, workload, eligible_pools, over_quota
         )
 
-    def in_quota(self, queue: Queue, pool: str, workers: int = 0) -> bool:
-        """Whether one of the queue is in quota in a pool."""
-        amount = max(queue.need.total, queue.need.gpus * workers)
-        return in_quota(self.cluster, queue.chain, pool, amount, queue.non_preemptible)
+    def in_quota(self, group: WorkloadGroup, pool: str, workers: int = 0) -> bool:
+        """Whether one of the group is in quota in a pool."""
+        amount = max(group.need.total, group.need.gpus * workers)
+        return in_quota(self.cluster, group.chain, pool, amount, group.non_preemptible)
 
     def start_here(
-        self, queue: Queue, workload: Workload, pool: str, nominated: tuple[WorkerPlacement, ...], over_quota: bool
+        self,
+        group: WorkloadGroup,
+        workload: Workload,
+        pool: str,
+        nominated: tuple[WorkerPlacement, ...],
+        over_quota: bool,
     ) -> bool:
         """Start a workload if it fits now; over quota, it must not delay the one that waited too long."""
         pool_hold = self.decisions.holds.get(pool)
         if pool_hold is None or pool_hold.workload is workload:
-            return self.start(queue, workload, pool, nominated, not over_quota)
+            return self.start(group, workload, pool, nominated, not over_quota)
         if not over_quota or pool_hold.ends_in_time(self.cluster, workload):
             with pool_hold.in_state(self.cluster, enforced=False):
-                return self.start(queue, workload, pool, nominated, not over_quota)
+                return self.start(group, workload, pool, nominated, not over_quota)
         with pool_hold.in_state(self.cluster, enforced=True):
-            if pool_hold.in_the_way(self.cluster, queue) or pool_hold.over_capacity(self.cluster, queue):
+            if pool_hold.in_the_way(self.cluster, group) or pool_hold.over_capacity(self.cluster, group):
                 return False
-            done = self.start(queue, workload, pool, nominated, False)
+            done = self.start(group, workload, pool, nominated, False)
         if done:
             pool_hold.count(self.cluster, self.cluster.running[workload.id])
         return done
 
     def start(
-        self, queue: Queue, workload: Workload, pool: str, nominated: tuple[WorkerPlacement, ...], in_quota: bool
+        self,
+        group: WorkloadGroup,
+        workload: Workload,
+        pool: str,
+        nominated: tuple[WorkerPlacement, ...],
+        in_quota: bool,
     ) -> bool:
         """Start a workload in a pool if it fits there now; where devices were nominated for it, on those."""
-        cluster, need = self.cluster, queue.need
+        cluster, need = self.cluster, group.need
         mine = (
             nominated
-            if nominated and cluster.nodes[nominated[0].node].pool == pool and self.free_now(nominated, queue)
+            if nominated and cluster.nodes[nominated[0].node].pool == pool and self.free_now(nominated, group)
             else ()
         )
-        if len(mine) > need.min_workers and not allowed(cluster, queue.chain, pool, need.gpus * len(mine)):
+        if len(mine) > need.min_workers and not allowed(cluster, group.chain, pool, need.gpus * len(mine)):
             mine = mine[: need.min_workers]
-        if len(mine) <= need.min_workers and not allowed(cluster, queue.chain, pool, need.total):
+        if len(mine) <= need.min_workers and not allowed(cluster, group.chain, pool, need.total):
             return False
         parts = mine or find(cluster, pool, need)
         if parts:
-            self.decisions.start(queue, workload, parts, in_quota)
+            self.decisions.start(group, workload, parts, in_quota)
         return bool(parts)
 
-    def free_now(self, parts: tuple[WorkerPlacement, ...], queue: Queue) -> bool:
+    def free_now(self, parts: tuple[WorkerPlacement, ...], group: WorkloadGroup) -> bool:
         """Whether nominated devices are free by now."""
         up = bool(parts) and all(self.cluster.usable(part.node) for part in parts)
-        return up and self.cluster.holds_parts(queue.need, parts, self.cluster.free)
+        return up and self.cluster.holds_parts(group.need, parts, self.cluster.free)
 
     def nominate(
         self,
-        queue: Queue,
+        group: WorkloadGroup,
         workload: Workload,
         pools: list[str],
         nominated: tuple[WorkerPlacement, ...],
         over_quota: bool,
     ) -> bool:
         """Nominate what is on its way to be free: what was nominated already, or in quota whatever is enough."""
-        if over_quota and not nominated and not queue.nominated:
+        if over_quota and not nominated and not group.nominated:
             return False
         was = self.cluster.nodes[nominated[0].node].pool if nominated else ""
         for pool in sorted(pools, key=lambda name: bool(nominated) and name != was):
-            if not allowed(self.cluster, queue.chain, pool, queue.need.total, True):
+            if not allowed(self.cluster, group.chain, pool, group.need.total, True):
                 continue
             mine = nominated if pool == was else ()
-            parts = mine or (find(self.cluster, pool, queue.need, True) if not over_quota or queue.nominated else ())
+            parts = mine or (find(self.cluster, pool, group.need, True) if not over_quota or group.nominated else ())
             if parts:
-                self.decisions.nominate(queue, workload, parts)
+                self.decisions.nominate(group, workload, parts)
                 return True
         return False
 
     # Reclaim and preemption
 
-    def reclaim(self, queue: Queue, workload: Workload, pools: list[str], over_quota: bool) -> bool:
+    def reclaim(self, group: WorkloadGroup, workload: Workload, pools: list[str], over_quota: bool) -> bool:
         """Evict others for a workload; over quota not where GPUs are held, but for the one they are held for."""
-        if queue.patient or not queue.need.total:
+        if group.patient or not group.need.total:
             return False
         holds = self.decisions.holds
         held = [holds[pool] for pool in pools if over_quota and pool in holds]
-        if self.reclaim_in(queue, workload, [p for p in pools if not (over_quota and p in holds)], over_quota):
+        if self.reclaim_in(group, workload, [p for p in pools if not (over_quota and p in holds)], over_quota):
             return True
         for own_hold in (h for h in held if h.workload is workload):
             own_hold.suspend(self.cluster)
-            done = self.reclaim_in(queue, workload, [own_hold.pool], over_quota)
+            done = self.reclaim_in(group, workload, [own_hold.pool], over_quota)
             own_hold.enforce(self.cluster)
             if done:
                 return True
         return False
 
-    def reclaim_in(self, queue: Queue, workload: Workload, pools: list[str], over_quota: bool) -> bool:
+    def reclaim_in(self, group: WorkloadGroup, workload: Workload, pools: list[str], over_quota: bool) -> bool:
         """Move jobs if that is enough in a pool, else evict, by the rights that the workload has.
 
         The first pool with a set without a member that could return at once, else the first with any legal set.
         """
         for pool in () if over_quota else pools:
-            if (change := consolidate(self.preemptor(queue, workload, pool, ("reservation",)))) is not None:
+            if (change := consolidate(self.preemptor(group, workload, pool, ("reservation",)))) is not None:
                 moved = self.decisions.move(workload, change)
-                if moved or not self.start(queue, workload, pool, change.parts, True):
-                    self.decisions.nominate(queue, workload, change.parts)
+                if moved or not self.start(group, workload, pool, change.parts, True):
+                    self.decisions.nominate(group, workload, change.parts)
                 return True
         ways = [
-            self.preemptor(queue, workload, pool, rights)
+            self.preemptor(group, workload, pool, rights)
             for pool in pools
-            if not (over_quota and self.is_on_its_way(queue, pool))  # though not nominated for it
-            for rights in rights_of(self.cluster, workload, queue.need, pool, not over_quota)
+            if not (over_quota and self.is_on_its_way(group, pool))  # though not nominated for it
+            for rights in rights_of(self.cluster, workload, group.need, pool, not over_quota)
         ]
-        if self.evict(queue, ways, over_quota):
+        if self.evict(group, ways, over_quota):
             return True
         own: Rights = ("reservation", "own_team_any_priority")
         return (
-            queue.non_preemptible
+            group.non_preemptible
             and not over_quota
-            and self.evict(queue, [replace(p, rights=own) for p in ways], over_quota)
+            and self.evict(group, [replace(p, rights=own) for p in ways], over_quota)
         )
 
-    def is_on_its_way(self, queue: Queue, pool: str) -> bool:
-        """Whether a workload of the queue would fit once all that terminates is gone."""
-        if not allowed(self.cluster, queue.chain, pool, queue.need.total, True):
+    def is_on_its_way(self, group: WorkloadGroup, pool: str) -> bool:
+        """Whether a workload of the group would fit once all that terminates is gone."""
+        if not allowed(self.cluster, group.chain, pool, group.need.total, True):
             return False
-        return count_workers(self.cluster, pool, queue.need, True) >= queue.need.min_workers
+        return count_workers(self.cluster, pool, group.need, True) >= group.need.min_workers
 
-    def preemptor(self, queue: Queue, workload: Workload, pool: str, rights: Rights) -> Preemptor:
-        """Return a workload of the queue as a preemptor."""
+    def preemptor(self, group: WorkloadGroup, workload: Workload, pool: str, rights: Rights) -> Preemptor:
+        """Return a workload of the group as a preemptor."""
         replaced_by = self.decisions.replaced_by(workload.id)
-        return Preemptor(self.cluster, workload, queue.need, queue.chain, pool, rights, replaced_by=replaced_by)
+        return Preemptor(self.cluster, workload, group.need, group.chain, pool, rights, replaced_by=replaced_by)
 
-    def evict(self, queue: Queue, ways: Sequence[Preemptor], over_quota: bool) -> bool:
+    def evict(self, group: WorkloadGroup, ways: Sequence[Preemptor], over_quota: bool) -> bool:
         """Evict the best legal victim set; start the workload (in quota, if it is) or nominate what becomes free."""
         if self.decisions.withdrawn_starts >= MAX_WITHDRAWN:
             return False
@@ -341,11 +353,11 @@ class Cycle:
         if chosen is None:
             return False
         workload, parts, own = chosen[0].workload, self.decisions.evict(*chosen), chosen[0].pool
-        for pool in [own, *(other for other in queue.pools if other != own)]:
-            quota = not over_quota and self.in_quota(queue, pool)
-            if (quota or over_quota) and self.start_here(queue, workload, pool, parts, not quota):
+        for pool in [own, *(other for other in group.pools if other != own)]:
+            quota = not over_quota and self.in_quota(group, pool)
+            if (quota or over_quota) and self.start_here(group, workload, pool, parts, not quota):
                 return True
-        self.decisions.nominate(queue, workload, parts)
+        self.decisions.nominate(group, workload, parts)
         return True
 
     # Holds and growth
@@ -357,36 +369,36 @@ class Cycle:
 
     def hold_for_the_starving(self) -> None:
         """Serve the workloads that waited too long first, one a pool; hold what would do where they do not fit."""
-        for queue, workload in starving(self.cluster, self.starvation_candidates):
-            free = [pool for pool in queue.pools if pool not in self.decisions.holds]
+        for group, workload in starving(self.cluster, self.starvation_candidates):
+            free = [pool for pool in group.pools if pool not in self.decisions.holds]
             if not free:
                 continue
             team = [
                 q
                 for q in self.starvation_candidates
-                if q.members and q.policy == queue.policy and q.priority > queue.priority
+                if q.members and q.policy == group.policy and q.priority > group.priority
             ]
             pools = [
-                pool for pool in free if not (team and would_be_preempted_in_team(self.cluster, queue, pool, team))
+                pool for pool in free if not (team and would_be_preempted_in_team(self.cluster, group, pool, team))
             ]
-            if any(self.start_late(queue, workload, pool) for pool in pools):
-                queue.members.remove(workload)
+            if any(self.start_late(group, workload, pool) for pool in pools):
+                group.members.remove(workload)
                 continue
-            new_hold: Hold | None = next((h for p in pools if (h := hold(self.cluster, queue, workload, p))), None)
+            new_hold: Hold | None = next((h for p in pools if (h := hold(self.cluster, group, workload, p))), None)
             if new_hold is not None:
                 new_hold.enforce(self.cluster)
                 self.decisions.holds[new_hold.pool] = new_hold
 
-    def start_late(self, queue: Queue, workload: Workload, pool: str) -> bool:
+    def start_late(self, group: WorkloadGroup, workload: Workload, pool: str) -> bool:
         """Start a workload that waited too long, if it fits."""
-        quota = self.in_quota(queue, pool)
-        return (quota or queue.may_borrow) and self.start(queue, workload, pool, (), quota)
+        quota = self.in_quota(group, pool)
+        return (quota or group.may_borrow) and self.start(group, workload, pool, (), quota)
 
     def grow(self) -> bool:
         """Add workers to the elastic gangs that this plan starts, where no in-quota workload wants the GPUs."""
         running = [self.cluster.running[name] for name in self.decisions.started]
-        waiting = [(queue, pool) for queue in self.waiting if queue.members for pool in queue.pools]
-        wanted = {pool for queue, pool in waiting if self.in_quota(queue, pool)}
+        waiting = [(group, pool) for group in self.waiting if group.members for pool in group.pools]
+        wanted = {pool for group, pool in waiting if self.in_quota(group, pool)}
         wanted |= {other for pool in wanted for other in self.cluster.pools_beside(pool)}
         grew = False
         for gang in running:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from ..snapshot import Workload
 from .state.cluster import Allocation, Cluster, WorkerPlacement
+from .state.groups import WorkloadGroup
 from .state.holds import Hold
 from .state.placement import find
-from .state.queues import Queue
 from .state.quota import allowed, in_quota
 from .victims.moves import Rearrangement
 from .victims.selection import Choice
@@ -39,18 +39,18 @@ class Decisions:
         self.started: dict[str, bool] = {}
         """Workload to whether it was in quota."""
         self.evicted: dict[str, Eviction] = {}
-        self.nominated: dict[str, Queue] = {}
+        self.nominated: dict[str, WorkloadGroup] = {}
         """Workloads that start as soon as their devices are free, in the order of the decisions."""
-        self.came_from: dict[str, Queue] = {}
+        self.came_from: dict[str, WorkloadGroup] = {}
         self.ahead: dict[str, list[str]] = {}
         """Pool to the workloads that got its GPUs in this plan."""
         self.holds: dict[str, Hold] = {}
 
-    def start(self, queue: Queue, workload: Workload, parts: Sequence[WorkerPlacement], in_quota: bool) -> None:
+    def start(self, group: WorkloadGroup, workload: Workload, parts: Sequence[WorkerPlacement], in_quota: bool) -> None:
         """Start a workload now."""
         self.cluster.start(workload, parts)
         self.started[workload.id] = in_quota
-        self.came_from[workload.id] = queue
+        self.came_from[workload.id] = group
         self.ahead.setdefault(self.cluster.nodes[parts[0].node].pool, []).append(workload.id)
         self.count += 1
 
@@ -73,10 +73,10 @@ class Decisions:
         self.evicted[workload.id] = replace(self.evicted[workload.id], right=None, to=tuple(parts))
         self.count += 1
 
-    def nominate(self, queue: Queue, workload: Workload, parts: Sequence[WorkerPlacement]) -> None:
+    def nominate(self, group: WorkloadGroup, workload: Workload, parts: Sequence[WorkerPlacement]) -> None:
         """Nominate devices of the future for a workload: it starts there once they are free."""
         self.cluster.nominate(workload, parts)
-        self.nominated[workload.id] = queue
+        self.nominated[workload.id] = group
         self.ahead.setdefault(self.cluster.nodes[parts[0].node].pool, []).append(workload.id)
         self.count += 1
 

@@ -13,7 +13,7 @@ from .demand import find_demand
 from .reasons import Reason, reason
 from .scaling import scale
 from .state.cluster import Cluster, WorkerPlacement
-from .state.queues import Queue
+from .state.groups import WorkloadGroup
 from .state.quota import PolicyLine, counts
 from .victims.victims import Right
 
@@ -34,13 +34,13 @@ def schedule(snapshot: Snapshot) -> Plan:
     decisions = cycle.decisions
     refused = [q for q in cycle.waiting if _refused(cycle, q)]
     waiting = {
-        workload.id: (queue, reason(decisions, queue, _held_for(decisions, queue, workload.id)))
-        for queue in cycle.waiting
-        if queue not in refused
-        for workload in queue.members
+        workload.id: (group, reason(decisions, group, _held_for(decisions, group, workload.id)))
+        for group in cycle.waiting
+        if group not in refused
+        for workload in group.members
     }
     waiting = _deferred(cycle, waiting)
-    waits = {name: queue for name, (queue, _) in waiting.items()}
+    waits = {name: group for name, (group, _) in waiting.items()}
     nodes, codes = scale(cluster, waits)
     pending = {name: _waiting(name, *why) for name, (_, why) in waiting.items()}
     pending |= {name: _waiting(name, code, "scale_up") for name, code in codes.items()}
@@ -66,27 +66,29 @@ def schedule(snapshot: Snapshot) -> Plan:
     )
 
 
-def _refused(cycle: Cycle, queue: Queue) -> bool:
+def _refused(cycle: Cycle, group: WorkloadGroup) -> bool:
     """Whether sessions are refused: they are not in quota in any pool, and never run over quota."""
     return (
-        queue.is_protected_session
-        and not queue.may_borrow
-        and not any(cycle.in_quota(queue, pool) for pool in queue.pools)
+        group.is_protected_session
+        and not group.may_borrow
+        and not any(cycle.in_quota(group, pool) for pool in group.pools)
     )
 
 
-def _deferred(cycle: Cycle, waiting: Mapping[str, tuple[Queue, Reason]]) -> dict[str, tuple[Queue, Reason]]:
+def _deferred(
+    cycle: Cycle, waiting: Mapping[str, tuple[WorkloadGroup, Reason]]
+) -> dict[str, tuple[WorkloadGroup, Reason]]:
     """Return why workloads wait, with `min_runtime` or `reclaim_after` where these are in the way of an eviction."""
-    able = {queue for queue, (code, _) in waiting.values() if code in DEFERRABLE}
-    later = {queue: deferral(cycle, queue) for queue in able}
+    able = {group for group, (code, _) in waiting.values() if code in DEFERRABLE}
+    later = {group: deferral(cycle, group) for group in able}
     return {
-        name: (queue, later.get(queue) or why if why[0] in DEFERRABLE else why)
-        for name, (queue, why) in waiting.items()
+        name: (group, later.get(group) or why if why[0] in DEFERRABLE else why)
+        for name, (group, why) in waiting.items()
     }
 
 
-def _held_for(decisions: Decisions, queue: Queue, workload: str) -> str | None:
-    return next((h.pool for h in decisions.holds.values() if h.queue is queue and h.workload.id == workload), None)
+def _held_for(decisions: Decisions, group: WorkloadGroup, workload: str) -> str | None:
+    return next((h.pool for h in decisions.holds.values() if h.group is group and h.workload.id == workload), None)
 
 
 def _start(decisions: Decisions, name: str) -> Start:

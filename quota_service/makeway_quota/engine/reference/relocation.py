@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ..snapshot import Workload
 from .decisions import Decisions
 from .state.cluster import Allocation, Cluster, WorkerPlacement
+from .state.groups import Key, WorkloadGroup, closed, group_of, key
 from .state.placement import find
-from .state.queues import Key, Queue, closed, key, queue_of
 from .state.quota import allowed, counts, guarantor, in_quota, reserving
 from .victims.victims import Preemptor, has_right, is_protected, rights_of
 
@@ -24,39 +24,39 @@ def relocate_victims(decisions: Decisions) -> bool:
     """
     cluster = decisions.cluster
     stopped = [cluster.live[name] for name, eviction in decisions.evicted.items() if not eviction.to]
-    waiting = [(queue_of(cluster, w), w) for w in stopped if closed(cluster, w) is None and cluster.need(w).total]
+    waiting = [(group_of(cluster, w), w) for w in stopped if closed(cluster, w) is None and cluster.need(w).total]
     waiting.sort(key=lambda item: _place_in_order(cluster, *item))
-    relocated = [w for queue, w in waiting if _relocate(decisions, queue, w)]
+    relocated = [w for group, w in waiting if _relocate(decisions, group, w)]
     return bool(relocated)
 
 
-def _place_in_order(cluster: Cluster, queue: Queue, workload: Workload) -> Key:
-    over_quota = not any(_in_quota(cluster, queue, pool) for pool in queue.pools)
-    return over_quota, key(cluster, queue, queue.pools[0], workload, over_quota)
+def _place_in_order(cluster: Cluster, group: WorkloadGroup, workload: Workload) -> Key:
+    over_quota = not any(_in_quota(cluster, group, pool) for pool in group.pools)
+    return over_quota, key(cluster, group, group.pools[0], workload, over_quota)
 
 
-def _in_quota(cluster: Cluster, queue: Queue, pool: str) -> bool:
+def _in_quota(cluster: Cluster, group: WorkloadGroup, pool: str) -> bool:
     """Whether a victim is in quota in a pool once all that terminates is gone."""
-    level = guarantor(cluster, queue.chain, pool)
+    level = guarantor(cluster, group.chain, pool)
     lines = reserving(cluster, level, pool) if level else []
-    return bool(lines) and all(counts(cluster, ln).future + queue.need.total <= ln.quota.reserved for ln in lines)
+    return bool(lines) and all(counts(cluster, ln).future + group.need.total <= ln.quota.reserved for ln in lines)
 
 
-def _may_run(decisions: Decisions, queue: Queue, pool: str) -> bool:
-    if _in_quota(decisions.cluster, queue, pool):
+def _may_run(decisions: Decisions, group: WorkloadGroup, pool: str) -> bool:
+    if _in_quota(decisions.cluster, group, pool):
         return True
-    return queue.may_borrow and pool not in decisions.holds
+    return group.may_borrow and pool not in decisions.holds
 
 
-def _relocate(decisions: Decisions, queue: Queue, workload: Workload) -> bool:
-    able = [pool for pool in queue.pools if _may_run(decisions, queue, pool)]
+def _relocate(decisions: Decisions, group: WorkloadGroup, workload: Workload) -> bool:
+    able = [pool for pool in group.pools if _may_run(decisions, group, pool)]
     for pool in able:
-        if parts := _room(decisions.cluster, queue, workload, pool):
+        if parts := _room(decisions.cluster, group, workload, pool):
             decisions.relocate(workload, parts)
             return True
     tries = [(pool, leaving) for leaving in (False, True) for pool in able]
     for pool, leaving in tries if decisions.withdrawn_starts < MAX_WITHDRAWN else ():
-        later = _later_starts(decisions, queue, workload, pool, leaving)
+        later = _later_starts(decisions, group, workload, pool, leaving)
         if later is not None:
             for start in later.starts:
                 decisions.put_back(start)
@@ -66,19 +66,19 @@ def _relocate(decisions: Decisions, queue: Queue, workload: Workload) -> bool:
 
 
 def _room(
-    cluster: Cluster, queue: Queue, workload: Workload, pool: str, in_future: bool | None = None
+    cluster: Cluster, group: WorkloadGroup, workload: Workload, pool: str, in_future: bool | None = None
 ) -> tuple[WorkerPlacement, ...]:
     """Return where a victim could start now, its old devices not counted, or go on beside workers that stay.
 
     Empty if it could do neither. With `in_future`, also where it could start once all that terminates is gone; None:
     if it is in quota, for the next plan would nominate it there.
     """
-    if not allowed(cluster, queue.chain, pool, queue.need.total, True):
+    if not allowed(cluster, group.chain, pool, group.need.total, True):
         return ()
-    if parts := find(cluster, pool, queue.need) or _beside_workers_that_stay(cluster, workload, pool):
+    if parts := find(cluster, pool, group.need) or _beside_workers_that_stay(cluster, workload, pool):
         return parts
-    in_future = _in_quota(cluster, queue, pool) if in_future is None else in_future
-    return find(cluster, pool, queue.need, True) if in_future else ()
+    in_future = _in_quota(cluster, group, pool) if in_future is None else in_future
+    return find(cluster, pool, group.need, True) if in_future else ()
 
 
 def _beside_workers_that_stay(cluster: Cluster, workload: Workload, pool: str) -> tuple[WorkerPlacement, ...]:
@@ -110,7 +110,9 @@ class Later(NamedTuple):
     parts: tuple[WorkerPlacement, ...]
 
 
-def _later_starts(decisions: Decisions, queue: Queue, workload: Workload, pool: str, leaving: bool) -> Later | None:
+def _later_starts(
+    decisions: Decisions, group: WorkloadGroup, workload: Workload, pool: str, leaving: bool
+) -> Later | None:
     """Return starts of this plan, later in the order, without which a victim has room in a pool; None if none do.
 
     They are in the pool, or in another one with nodes on the same machines. No workload for which others are evicted is
@@ -119,13 +121,13 @@ def _later_starts(decisions: Decisions, queue: Queue, workload: Workload, pool: 
     """
     cluster = decisions.cluster
     preemptors = {eviction.preemptor for eviction in decisions.evicted.values()}
-    light = queue.need.cpu or queue.need.memory  # then what requests no GPUs may be in the way, too
+    light = group.need.cpu or group.need.memory  # then what requests no GPUs may be in the way, too
     near = (pool, *cluster.pools_beside(pool))
     fresh = [a for a in cluster.preemptible() if a.fresh and a.pool in near and (a.amount or light)]
     fresh = [a for a in fresh if a.id not in preemptors]
     trial = _without(cluster, fresh)
-    over_quota = not _in_quota(trial, queue, pool)
-    mine = key(trial, queue, pool, workload, over_quota)
+    over_quota = not _in_quota(trial, group, pool)
+    mine = key(trial, group, pool, workload, over_quota)
     later = []
     for start in fresh:
         theirs = key(trial, decisions.came_from[start.id], start.pool, start.workload, over_quota)
@@ -139,14 +141,14 @@ def _later_starts(decisions: Decisions, queue: Queue, workload: Workload, pool: 
             start for start in able if over_quota and _could_evict(cluster, cluster.running[workload.id], start, pool)
         ]
     ends = leaving or not over_quota
-    while able and _room(_without(cluster, able), queue, workload, pool, ends):
+    while able and _room(_without(cluster, able), group, workload, pool, ends):
         withdrawn = list(able)
         for start in able:
             fewer = [other for other in withdrawn if other is not start]
-            if fewer and _room(_without(cluster, fewer), queue, workload, pool, ends):
+            if fewer and _room(_without(cluster, fewer), group, workload, pool, ends):
                 withdrawn = fewer
         trial = _without(cluster, withdrawn)
-        parts = _room(trial, queue, workload, pool, ends)
+        parts = _room(trial, group, workload, pool, ends)
         trial.nominate(workload, parts)
         victim = trial.nominations[workload.id]
         returning = [start for start in withdrawn if _could_evict_from(trial, start, victim)]

@@ -10,7 +10,7 @@ from ..request import Need
 from ..snapshot import GPU, Pool, Workload
 from .demand import Claim, admits, helps, in_order
 from .state.cluster import Cluster, FreeResources
-from .state.queues import Queue
+from .state.groups import WorkloadGroup
 
 
 class Wanted:
@@ -39,14 +39,14 @@ class Wanted:
         return True
 
 
-def scale(cluster: Cluster, waiting: Mapping[str, Queue]) -> tuple[list[Scale], dict[str, Code]]:
+def scale(cluster: Cluster, waiting: Mapping[str, WorkloadGroup]) -> tuple[list[Scale], dict[str, Code]]:
     """Return the demand, and the codes of the workloads that wait for a node or for a larger budget instead."""
     growing = [pool for pool in cluster.pools.values() if pool.kind == "autoscaled" and pool.max_nodes]
     wanted = {pool.name: Wanted(pool, len(cluster.nodes_of(pool.name))) for pool in growing}
     claims: list[Claim] = []
     codes: dict[str, Code] = {}
-    for queue, workload in in_order(cluster, waiting, wanted):
-        code = _ask(cluster, wanted, claims, queue, workload)
+    for group, workload in in_order(cluster, waiting, wanted):
+        code = _ask(cluster, wanted, claims, group, workload)
         if code is not None:
             codes[workload.id] = code
     result = []
@@ -71,15 +71,15 @@ def scale(cluster: Cluster, waiting: Mapping[str, Queue]) -> tuple[list[Scale], 
 
 
 def _ask(
-    cluster: Cluster, wanted: Mapping[str, Wanted], claims: list[Claim], queue: Queue, workload: Workload
+    cluster: Cluster, wanted: Mapping[str, Wanted], claims: list[Claim], group: WorkloadGroup, workload: Workload
 ) -> Code | None:
     beyond = False
-    for pool in [pool for pool in queue.pools if pool in wanted]:
-        if not (helps(cluster, queue, pool) and admits(cluster, queue, pool, claims)):
+    for pool in [pool for pool in group.pools if pool in wanted]:
+        if not (helps(cluster, group, pool) and admits(cluster, group, pool, claims)):
             continue
-        if wanted[pool].add(queue.need):
+        if wanted[pool].add(group.need):
             wanted[pool].by.append(workload.id)
-            claims.append(Claim(queue, (pool,)))
+            claims.append(Claim(group, (pool,)))
             return "waiting_for_node"
         beyond = True
     return "over_budget" if beyond else None

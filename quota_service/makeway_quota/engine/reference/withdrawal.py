@@ -8,8 +8,8 @@ from itertools import permutations
 
 from .decisions import Decisions
 from .state.cluster import Allocation, Cluster, WorkerPlacement
+from .state.groups import WorkloadGroup, age
 from .state.placement import find
-from .state.queues import Queue, age
 from .state.quota import allowed, counts, covering, in_quota, over_capacity, static_quota
 from .victims.victims import Preemptor, order
 
@@ -210,14 +210,14 @@ def _place(
     return None
 
 
-def _pools_for(decisions: Decisions, cluster: Cluster, queue: Queue, old: Allocation) -> list[str]:
+def _pools_for(decisions: Decisions, cluster: Cluster, group: WorkloadGroup, old: Allocation) -> list[str]:
     """Return the pools for a nomination that is placed anew, its present one first.
 
     In quota, if it is so there; else those in which nothing is held.
     """
-    able = [p for p in queue.pools if in_quota(cluster, queue.chain, p, old.need.total, queue.non_preemptible)]
+    able = [p for p in group.pools if in_quota(cluster, group.chain, p, old.need.total, group.non_preemptible)]
     if old.pool not in able:
-        able = [pool for pool in queue.pools if queue.may_borrow and pool not in decisions.holds]
+        able = [pool for pool in group.pools if group.may_borrow and pool not in decisions.holds]
     return [old.pool, *(pool for pool in able if pool != old.pool)]
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ..index.cluster import Cluster
+from ..index.groups import WorkloadGroup
 from ..index.ledger import LineState
 from ..index.nodes import Allocation, PoolState
 from ..index.openings import KNOWN, UNKNOWN
-from ..index.queues import Queue
 from ..plan import Code
 
 Ending = tuple[float, str, int]
@@ -56,23 +56,23 @@ def likely_end(cluster: Cluster, allocation: Allocation) -> float | None:
     return likely if latest is None else min(likely, latest)
 
 
-def not_before(cluster: Cluster, queue: Queue, pool: PoolState, code: Code) -> float | None:
-    """Return the time before which a queue's next workload does not start; None where it is unknown."""
+def not_before(cluster: Cluster, group: WorkloadGroup, pool: PoolState, code: Code) -> float | None:
+    """Return the time before which a group's next workload does not start; None where it is unknown."""
     if code == "limit":
-        return limit_falls(cluster, queue, pool)
+        return limit_falls(cluster, group, pool)
     if code in ("no_free_gpus", "fragmented", "outranked", "held", "static_quota", "nominated"):
-        forecast = cluster.capacities.forecast(pool, queue.need, KNOWN)
+        forecast = cluster.capacities.forecast(pool, group.need, KNOWN)
         return forecast.when(cluster.now, lambda allocation: likely_end(cluster, allocation))
     return None
 
 
-def limit_falls(cluster: Cluster, queue: Queue, pool: PoolState) -> float | None:
+def limit_falls(cluster: Cluster, group: WorkloadGroup, pool: PoolState) -> float | None:
     """Return when the limit in the way has room for a workload; None where it is unknown."""
-    line = cluster.ledger.over_limit(queue.account, pool.pool.name, queue.need.total)
+    line = cluster.ledger.over_limit(group.account, pool.pool.name, group.need.total)
     if line is None or line.quota.limit is None:
         return None
     known = _endings(cluster, line)
-    at = bisect_left(known.freed, max(line.now, line.future) + queue.need.total - line.quota.limit)
+    at = bisect_left(known.freed, max(line.now, line.future) + group.need.total - line.quota.limit)
     return max(known.endings[at][0], cluster.now) if at < len(known.endings) else None
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from ..index.capacity import hosts_emptied
 from ..index.cluster import Cluster
 from ..index.devices import UNLIMITED
+from ..index.groups import WorkloadGroup, age
 from ..index.ledger import LineState
 from ..index.nodes import Allocation, PoolState, WorkerPlacement
 from ..index.openings import EVER, UNKNOWN, Opening
-from ..index.queues import Queue, age
 from ..placement.fit import static_quota
 from ..request import Need
 from ..snapshot import GPU, Workload
@@ -34,7 +34,7 @@ class Hold:
 
     cluster: Cluster
     workload: Workload
-    queue: Queue
+    group: WorkloadGroup
     pool: PoolState
     until: float | None
     openings: list[Opening]
@@ -52,7 +52,7 @@ class Hold:
         """Enforce the hold: the held GPUs are not free."""
         self.in_force = True
         for opening in self.openings:
-            for part, need in _held(opening, self.queue.need):
+            for part, need in _held(opening, self.group.need):
                 _shift(part, need, -1)
                 self.parts.append((part, need))
         self.pool.held = self.parts
@@ -94,20 +94,20 @@ class Hold:
         limit = self.cluster.time_limit(workload)
         return limit is not None and self.until is not None and self.cluster.now + limit <= self.until
 
-    def line_in_the_way(self, queue: Queue) -> LineState | None:
+    def line_in_the_way(self, group: WorkloadGroup) -> LineState | None:
         """Return a limit on which both workloads count and that has no room for both; None if there is none."""
-        if not queue.total:
+        if not group.total:
             return None
-        both = self.queue.total + queue.total
-        for level in queue.account.chain:
-            for line in level.covering(self.pool.pool.name) if level in self.queue.account.chain else ():
+        both = self.group.total + group.total
+        for level in group.account.chain:
+            for line in level.covering(self.pool.pool.name) if level in self.group.account.chain else ():
                 if line.quota.limit is not None and max(line.now, line.future) + both > line.quota.limit:
                     return line
         return None
 
-    def over_capacity(self, queue: Queue) -> bool:
+    def over_capacity(self, group: WorkloadGroup) -> bool:
         """Whether the pool's capacity has no room for both workloads."""
-        return bool(queue.total) and self.cluster.over_capacity(self.pool, queue.total + self.queue.total)
+        return bool(group.total) and self.cluster.over_capacity(self.pool, group.total + self.group.total)
 
 
 def _shift(part: WorkerPlacement, need: Need, sign: int) -> None:
@@ -158,36 +158,38 @@ def _part(need: int, free: int, spare: int) -> int:
     return max(0, free - max(0, spare)) if need and free < UNLIMITED // 2 else 0
 
 
-def starving(cluster: Cluster, queues: Iterable[Queue]) -> list[tuple[Queue, Workload]]:
+def starving(cluster: Cluster, groups: Iterable[WorkloadGroup]) -> list[tuple[WorkloadGroup, Workload]]:
     """Return the workloads that waited too long, the oldest first; of those that are alike, one for each owner.
 
     Work of the weight `Lowest` never holds GPUs, however long it waits. A workload that lost its nomination in this
-    plan still has a queue of its own, and counts with those that it will share a queue with in the next plan.
+    plan still has a group of its own, and counts with those that it will share a group with in the next plan.
     """
-    oldest: dict[Hashable, tuple[Queue, Workload]] = {}
-    for queue in queues:
-        if not queue.total or queue.is_protected_session or queue.account.policy.weight == "Lowest":
+    oldest: dict[Hashable, tuple[WorkloadGroup, Workload]] = {}
+    for group in groups:
+        if not group.total or group.is_protected_session or group.account.policy.weight == "Lowest":
             continue
-        for head in queue.heads():
+        for head in group.heads():
             if not cluster.waits_too_long(head) or head.id in cluster.nominations:
                 continue
             limit = cluster.time_limit(head)
-            alike = queue.reason_class, queue.profile.name, queue.priority, limit, head.owner
+            alike = group.reason_class, group.profile.name, group.priority, limit, head.owner
             if alike not in oldest or age(head) < age(oldest[alike][1]):
-                oldest[alike] = queue, head
+                oldest[alike] = group, head
     return sorted(oldest.values(), key=lambda item: age(item[1]))
 
 
-def would_be_preempted_in_team(cluster: Cluster, queue: Queue, pool: PoolState, team: Iterable[Queue]) -> bool:
+def would_be_preempted_in_team(
+    cluster: Cluster, group: WorkloadGroup, pool: PoolState, team: Iterable[WorkloadGroup]
+) -> bool:
     """Whether a job of the same team waits that would preempt this one as soon as it ran (engine rule 5.7)."""
-    if not cluster.settings.in_team_preemption or queue.non_preemptible:
+    if not cluster.settings.in_team_preemption or group.non_preemptible:
         return False
     return any(
-        other.priority > queue.priority
+        other.priority > group.priority
         and other.total
         and not other.non_preemptible
         and pool in other.pools
-        and rank(other, pool) <= rank(queue, pool)
+        and rank(other, pool) <= rank(group, pool)
         and other.kind == "job"
         and any(workload.id not in cluster.nominations for workload in other.heads())
         and _helps(cluster, other, pool)
@@ -214,38 +216,38 @@ def _ever(cluster: Cluster, need: Need, pool: PoolState) -> bool:
     return total >= need.min_workers
 
 
-def _helps(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
-    """Whether a hold could let a workload of the queue start in a pool."""
-    name, amount = pool.pool.name, queue.need.total
-    in_quota = cluster.ledger.in_quota(queue.account, name, amount, queue.non_preemptible)
-    if not in_quota and (queue.non_preemptible or queue.account.policy.weight == "None"):
+def _helps(cluster: Cluster, group: WorkloadGroup, pool: PoolState) -> bool:
+    """Whether a hold could let a workload of the group start in a pool."""
+    name, amount = pool.pool.name, group.need.total
+    in_quota = cluster.ledger.in_quota(group.account, name, amount, group.non_preemptible)
+    if not in_quota and (group.non_preemptible or group.account.policy.weight == "None"):
         return False
-    if static_quota(cluster, queue.account, pool, amount, True) is not None or _never(queue, pool):
+    if static_quota(cluster, group.account, pool, amount, True) is not None or _never(group, pool):
         return False
     # over its fair share it would be evicted at once
     return (
         in_quota
         or cluster.settings.fair_share != "reclaim"
-        or within_fair_share(cluster.ledger, queue.account, pool, amount)
+        or within_fair_share(cluster.ledger, group.account, pool, amount)
     )
 
 
-def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) -> Hold | None:
+def hold(cluster: Cluster, group: WorkloadGroup, workload: Workload, pool: PoolState) -> Hold | None:
     """Return the hold for a workload in a pool; None where no hold would help it."""
-    if not _helps(cluster, queue, pool):
+    if not _helps(cluster, group, pool):
         return None
-    name, amount = pool.pool.name, queue.need.total
-    forecast = cluster.capacities.forecast(pool, queue.need, EVER)
+    name, amount = pool.pool.name, group.need.total
+    forecast = cluster.capacities.forecast(pool, group.need, EVER)
     room = forecast.room(cluster.now, lambda allocation: ends_at(cluster, allocation))
     if room is None:
         return None
     (until, _, _), openings = room
-    if cluster.ledger.over_limit(queue.account, name, amount) is not None or cluster.over_capacity(pool, amount):
-        until, openings = max(until, limit_falls(cluster, queue, pool) or UNKNOWN), []
-    return Hold(cluster, workload, queue, pool, None if until == UNKNOWN else until, openings)
+    if cluster.ledger.over_limit(group.account, name, amount) is not None or cluster.over_capacity(pool, amount):
+        until, openings = max(until, limit_falls(cluster, group, pool) or UNKNOWN), []
+    return Hold(cluster, workload, group, pool, None if until == UNKNOWN else until, openings)
 
 
-def _never(queue: Queue, pool: PoolState) -> bool:
+def _never(group: WorkloadGroup, pool: PoolState) -> bool:
     """Whether a limit or the pool's capacity is below the request of the queue's workloads."""
-    caps = [pool.pool.capacity, *[line.quota.limit for line in queue.account.limiting(pool.pool.name)]]
-    return any(cap is not None and cap < queue.need.total for cap in caps)
+    caps = [pool.pool.capacity, *[line.quota.limit for line in group.account.limiting(pool.pool.name)]]
+    return any(cap is not None and cap < group.need.total for cap in caps)

@@ -6,15 +6,15 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 
 from ..index.cluster import Cluster
+from ..index.groups import WorkloadGroup
 from ..index.ledger import Account
 from ..index.nodes import PoolState
-from ..index.queues import Queue
 from ..snapshot import Profile, Workload
 
 Key = tuple[object, ...]
 _NO_SHARES = (0,)
 _MAX_IN_VAIN = 16
-"""After so many unschedulable queues in a row, all remaining queues are checked at once."""
+"""After so many unschedulable groups in a row, all remaining groups are checked at once."""
 
 
 def rank_in_profile(profile: Profile, policy: str) -> int:
@@ -22,160 +22,160 @@ def rank_in_profile(profile: Profile, policy: str) -> int:
     return next((at for at, names in enumerate(profile.policies) if policy in names), len(profile.policies))
 
 
-def rank(queue: Queue, pool: PoolState) -> tuple[int, int, int]:
-    """Return the ranks of a queue in a pool: profile in the pool, policy in the profile, policy priority."""
-    known = queue.ranks.get(pool.pool.name)
+def rank(group: WorkloadGroup, pool: PoolState) -> tuple[int, int, int]:
+    """Return the ranks of a group in a pool: profile in the pool, policy in the profile, policy priority."""
+    known = group.ranks.get(pool.pool.name)
     if known is None:
-        known = queue.ranks[pool.pool.name] = (
-            pool.rank.get(queue.profile.name, len(pool.rank)),
-            rank_in_profile(queue.profile, queue.account.policy.name),
-            -queue.account.policy.priority,
+        known = group.ranks[pool.pool.name] = (
+            pool.rank.get(group.profile.name, len(pool.rank)),
+            rank_in_profile(group.profile, group.account.policy.name),
+            -group.account.policy.priority,
         )
     return known
 
 
-def common(queue: Queue, pool: PoolState, over_quota: bool) -> Key:
-    """Return the part of the sort key that a whole queue shares; smaller is earlier."""
-    account, name = queue.account, pool.pool.name
+def common(group: WorkloadGroup, pool: PoolState, over_quota: bool) -> Key:
+    """Return the part of the sort key that a whole group shares; smaller is earlier."""
+    account, name = group.account, pool.pool.name
     shares = account.shares(name) if over_quota else _NO_SHARES
-    keys = queue.keys[over_quota]
+    keys = group.keys[over_quota]
     known = keys.get(name)
     if known is None or known[-2] is not shares:
         last = over_quota and account.policy.weight == "Lowest"
-        known = keys[name] = (not queue.nominated, last, *rank(queue, pool), shares, -queue.priority)
+        known = keys[name] = (not group.nominated, last, *rank(group, pool), shares, -group.priority)
     return known
 
 
-def key(cluster: Cluster, queue: Queue, pool: PoolState, workload: Workload, over_quota: bool) -> Key:
+def key(cluster: Cluster, group: WorkloadGroup, pool: PoolState, workload: Workload, over_quota: bool) -> Key:
     """Return the sort key of a workload in its class; it ends in the id, so it is total."""
-    owner = queue.account.owners.get(workload.owner, 0) if cluster.settings.user_fairness else 0
-    return (*common(queue, pool, over_quota), owner, workload.submitted_at, workload.id)
+    owner = group.account.owners.get(workload.owner, 0) if cluster.settings.user_fairness else 0
+    return (*common(group, pool, over_quota), owner, workload.submitted_at, workload.id)
 
 
-class QueueHeads:
-    """The heads of one class's queues in order; each decision may change the order of the rest.
+class GroupHeads:
+    """The heads of one class's groups in order; each decision may change the order of the rest.
 
-    A queue competes in one pool at a time: `at` says in which of its pools. An entry whose key has grown is pushed
-    again with its new one, one whose key has fallen by `lower`. A queue enters as one; its members only do when it is
-    the queue's turn (what they share is the beginning of their keys), and not where the queue is `unschedulable`: then
+    A group competes in one pool at a time: `at` says in which of its pools. An entry whose key has grown is pushed
+    again with its new one, one whose key has fallen by `lower`. A group enters as one; its members only do when it is
+    the group's turn (what they share is the beginning of their keys), and not where the group is `unschedulable`: then
     none of its workloads can start or evict.
     """
 
     def __init__(
         self,
         cluster: Cluster,
-        queues: Iterable[Queue],
+        groups: Iterable[WorkloadGroup],
         over_quota: bool,
-        unschedulable: Callable[[Queue], bool] | None = None,
+        unschedulable: Callable[[WorkloadGroup], bool] | None = None,
     ) -> None:
         self.cluster, self.over_quota, self.unschedulable = cluster, over_quota, unschedulable
-        self.heap: list[tuple[Key, int, int, Queue, Workload | None]] = []
+        self.heap: list[tuple[Key, int, int, WorkloadGroup, Workload | None]] = []
         self.pushed = 0
         self.in_vain = 0
-        """The number of unschedulable queues in a row."""
+        """The number of unschedulable groups in a row."""
         self.at: dict[int, int] = {}
-        self.queues: list[Queue] = []
-        self._by_account: dict[Account, list[Queue]] | None = None
-        for queue in queues:
-            self.queues.append(queue)
-            self.at[id(queue)] = 0
+        self.groups: list[WorkloadGroup] = []
+        self._by_account: dict[Account, list[WorkloadGroup]] | None = None
+        for group in groups:
+            self.groups.append(group)
+            self.at[id(group)] = 0
             self.pushed += 1
-            self.heap.append((common(queue, queue.pools[0], over_quota), 0, self.pushed, queue, None))
+            self.heap.append((common(group, group.pools[0], over_quota), 0, self.pushed, group, None))
         heapq.heapify(self.heap)
 
-    def enter(self, queue: Queue, at: int) -> None:
-        """Push a queue, competing in its pool number `at`."""
-        self._know(queue)
-        self.at[id(queue)] = at
-        self._push(queue, at, None)
+    def enter(self, group: WorkloadGroup, at: int) -> None:
+        """Push a group, competing in its pool number `at`."""
+        self._know(group)
+        self.at[id(group)] = at
+        self._push(group, at, None)
 
-    def pool_after(self, queue: Queue, turn: Key) -> int | None:
-        """Return the number of the first pool in which a queue comes after `turn`, the key that is served, or None."""
-        heads = list(queue.heads())
-        for at, pool in enumerate(queue.pools if heads else ()):
-            if min(key(self.cluster, queue, pool, head, self.over_quota) for head in heads) > turn:
+    def pool_after(self, group: WorkloadGroup, turn: Key) -> int | None:
+        """Return the number of the first pool in which a group comes after `turn`, the key that is served, or None."""
+        heads = list(group.heads())
+        for at, pool in enumerate(group.pools if heads else ()):
+            if min(key(self.cluster, group, pool, head, self.over_quota) for head in heads) > turn:
                 return at
         return None
 
-    def again(self, queue: Queue, owner: str) -> None:
+    def again(self, group: WorkloadGroup, owner: str) -> None:
         """Push the owner's next workload, after one has been served."""
-        line = queue.lines.get(owner)
+        line = group.lines.get(owner)
         if line:
-            self._push(queue, self.at[id(queue)], line[0])
+            self._push(group, self.at[id(group)], line[0])
 
-    def enter_again(self, queue: Queue, owner: str) -> None:
-        """Push an owner's first workload after a requeue, unless the queue was removed."""
-        self._know(queue)
-        if self.at.setdefault(id(queue), 0 if len(queue.members()) == 1 else -1) >= 0:
-            self.again(queue, owner)
+    def enter_again(self, group: WorkloadGroup, owner: str) -> None:
+        """Push an owner's first workload after a requeue, unless the group was removed."""
+        self._know(group)
+        if self.at.setdefault(id(group), 0 if len(group.members()) == 1 else -1) >= 0:
+            self.again(group, owner)
 
     def lower(self, account: Account, owner: str) -> None:
         """Push the entries whose keys may have fallen: an owner uses less of an account than before."""
         if self.over_quota:
-            for queue in self._family(account):
-                self._push(queue, self.at[id(queue)], None)
+            for group in self._family(account):
+                self._push(group, self.at[id(group)], None)
         elif self.cluster.settings.user_fairness:
-            for queue in self._of_account().get(account, ()):
-                if self.at[id(queue)] >= 0:
-                    self.again(queue, owner)
+            for group in self._of_account().get(account, ()):
+                if self.at[id(group)] >= 0:
+                    self.again(group, owner)
 
-    def _know(self, queue: Queue) -> None:
-        if id(queue) not in self.at:
-            self.queues.append(queue)
+    def _know(self, group: WorkloadGroup) -> None:
+        if id(group) not in self.at:
+            self.groups.append(group)
             self._by_account = None
 
-    def _of_account(self) -> dict[Account, list[Queue]]:
+    def _of_account(self) -> dict[Account, list[WorkloadGroup]]:
         if self._by_account is None:
             self._by_account = {}
-            for queue in self.queues:
-                self._by_account.setdefault(queue.account, []).append(queue)
+            for group in self.groups:
+                self._by_account.setdefault(group.account, []).append(group)
         return self._by_account
 
-    def _family(self, account: Account) -> list[Queue]:
-        """Return the queues that compete and whose shares depend on an account."""
+    def _family(self, account: Account) -> list[WorkloadGroup]:
+        """Return the groups that compete and whose shares depend on an account."""
         accounts = self.cluster.ledger.affected(account)
         return [q for account in accounts for q in self._of_account().get(account, ()) if self.at[id(q)] >= 0]
 
-    def remove(self, queue: Queue) -> None:
-        """Remove a queue: no workload in it can start or evict."""
-        self.at[id(queue)] = -1
+    def remove(self, group: WorkloadGroup) -> None:
+        """Remove a group: no workload in it can start or evict."""
+        self.at[id(group)] = -1
 
-    def __iter__(self) -> Iterator[tuple[Queue, Workload, int]]:
+    def __iter__(self) -> Iterator[tuple[WorkloadGroup, Workload, int]]:
         while self.heap:
-            old, at, _, queue, workload = heapq.heappop(self.heap)
-            if self.at[id(queue)] != at:
+            old, at, _, group, workload = heapq.heappop(self.heap)
+            if self.at[id(group)] != at:
                 continue
             if workload is None:
-                self._open(queue, at, old)
+                self._open(group, at, old)
                 continue
-            if not queue.lines[workload.owner] or queue.lines[workload.owner][0] is not workload:
+            if not group.lines[workload.owner] or group.lines[workload.owner][0] is not workload:
                 continue
-            new = key(self.cluster, queue, queue.pools[at], workload, self.over_quota)
+            new = key(self.cluster, group, group.pools[at], workload, self.over_quota)
             if new != old:
-                heapq.heappush(self.heap, (new, at, self.pushed, queue, workload))
+                heapq.heappush(self.heap, (new, at, self.pushed, group, workload))
                 continue
             self.in_vain = 0
-            yield queue, workload, at
+            yield group, workload, at
 
-    def _open(self, queue: Queue, at: int, old: Key) -> None:
+    def _open(self, group: WorkloadGroup, at: int, old: Key) -> None:
         """Push every owner's first workload."""
-        if common(queue, queue.pools[at], self.over_quota) != old:
-            self._push(queue, at, None)
-        elif self.unschedulable is not None and self.unschedulable(queue):
-            self.remove(queue)
+        if common(group, group.pools[at], self.over_quota) != old:
+            self._push(group, at, None)
+        elif self.unschedulable is not None and self.unschedulable(group):
+            self.remove(group)
             self.in_vain += 1
             if self.in_vain == _MAX_IN_VAIN and all(w is None and self.unschedulable(q) for _, _, _, q, w in self.heap):
                 self.heap.clear()
         else:
-            for workload in queue.heads():
-                self._push(queue, at, workload)
+            for workload in group.heads():
+                self._push(group, at, workload)
 
-    def _push(self, queue: Queue, at: int, workload: Workload | None) -> None:
-        pool = queue.pools[at]
+    def _push(self, group: WorkloadGroup, at: int, workload: Workload | None) -> None:
+        pool = group.pools[at]
         new = (
-            key(self.cluster, queue, pool, workload, self.over_quota)
+            key(self.cluster, group, pool, workload, self.over_quota)
             if workload
-            else common(queue, pool, self.over_quota)
+            else common(group, pool, self.over_quota)
         )
         self.pushed += 1
-        heapq.heappush(self.heap, (new, at, self.pushed, queue, workload))
+        heapq.heappush(self.heap, (new, at, self.pushed, group, workload))

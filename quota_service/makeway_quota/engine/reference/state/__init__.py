@@ -1,1 +1,1 @@
-"""State of the reference engine: cluster, quota, queues, and where workloads fit."""
+"""State of the reference engine: cluster, quota, groups, and where workloads fit."""

@@ -12,7 +12,7 @@ from ...index.devices import UNLIMITED
 from ...request import Need
 from ...snapshot import GPU, Workload
 from .cluster import Allocation, Blocked, Cluster, FreeResources
-from .queues import Queue, age, full_rank, waits_too_long
+from .groups import WorkloadGroup, age, full_rank, waits_too_long
 from .quota import (
     PolicyLine,
     counts,
@@ -44,7 +44,7 @@ class Hold:
     """What is held for one workload in one pool. `until` is when it can start; None where that is unknown."""
 
     workload: Workload
-    queue: Queue
+    group: WorkloadGroup
     pool: str
     until: float | None
     openings: list[Opening]
@@ -69,7 +69,7 @@ class Hold:
     def enforce(self, cluster: Cluster) -> None:
         """Enforce the hold: the held GPUs are not free."""
         self.blocked = tuple(
-            b for opening in self.openings if (b := _held(cluster, opening, self.queue.need)) is not None
+            b for opening in self.openings if (b := _held(cluster, opening, self.group.need)) is not None
         )
         cluster.blocked = (*cluster.blocked, *self.blocked)
         self.in_force = True
@@ -96,22 +96,22 @@ class Hold:
         limit = cluster.time_limit(workload)
         return limit is not None and self.until is not None and cluster.now + limit <= self.until
 
-    def in_the_way(self, cluster: Cluster, queue: Queue) -> PolicyLine | None:
+    def in_the_way(self, cluster: Cluster, group: WorkloadGroup) -> PolicyLine | None:
         """Return a limit on which both count, and which has no room for both."""
-        if not queue.need.total:
+        if not group.need.total:
             return None
-        both = self.queue.need.total + queue.need.total
-        shared = [level for level in queue.chain if level in self.queue.chain]
+        both = self.group.need.total + group.need.total
+        shared = [level for level in group.chain if level in self.group.chain]
         for line in limiting(cluster, shared, self.pool):
             counted = counts(cluster, line)
             if max(counted.now, counted.future) + both > (line.quota.limit or 0):
                 return line
         return None
 
-    def over_capacity(self, cluster: Cluster, queue: Queue) -> bool:
+    def over_capacity(self, cluster: Cluster, group: WorkloadGroup) -> bool:
         """Whether the pool's capacity has no room for both."""
-        both = self.queue.need.total + queue.need.total
-        return bool(queue.need.total) and over_capacity(cluster, self.pool, both)
+        both = self.group.need.total + group.need.total
+        return bool(group.need.total) and over_capacity(cluster, self.pool, both)
 
 
 def _held(cluster: Cluster, opening: Opening, need: Need) -> Blocked | None:
@@ -132,35 +132,37 @@ def _part(need: int, free: int, spare: int) -> int:
     return max(0, free - max(0, spare)) if need and free < UNLIMITED // 2 else 0
 
 
-def starving(cluster: Cluster, waiting: Iterable[Queue]) -> list[tuple[Queue, Workload]]:
+def starving(cluster: Cluster, waiting: Iterable[WorkloadGroup]) -> list[tuple[WorkloadGroup, Workload]]:
     """Return the workloads that waited too long, the oldest first; of those that are alike, one for each owner.
 
-    `Lowest` takes what is left, however late. A workload that lost its nomination in this plan still has a queue of its
-    own, and counts with those that it will share a queue with in the next plan.
+    `Lowest` takes what is left, however late. A workload that lost its nomination in this plan still has a group of its
+    own, and counts with those that it will share a group with in the next plan.
     """
     eligible = [
-        (queue, head)
-        for queue in waiting
-        if queue.need.total and not queue.is_protected_session and cluster.policy(queue.policy).weight != "Lowest"
-        for head in queue.heads()
+        (group, head)
+        for group in waiting
+        if group.need.total and not group.is_protected_session and cluster.policy(group.policy).weight != "Lowest"
+        for head in group.heads()
         if waits_too_long(cluster, head) and head.id not in cluster.nominations
     ]
-    oldest: dict[tuple[object, ...], tuple[Queue, Workload]] = {}
-    for queue, head in sorted(eligible, key=lambda item: age(item[1])):
-        alike = queue.policy, queue.profile.name, queue.need, queue.non_preemptible, queue.kind, queue.priority
-        oldest.setdefault((*alike, queue.patient, cluster.time_limit(head), head.owner), (queue, head))
+    oldest: dict[tuple[object, ...], tuple[WorkloadGroup, Workload]] = {}
+    for group, head in sorted(eligible, key=lambda item: age(item[1])):
+        alike = group.policy, group.profile.name, group.need, group.non_preemptible, group.kind, group.priority
+        oldest.setdefault((*alike, group.patient, cluster.time_limit(head), head.owner), (group, head))
     return list(oldest.values())
 
 
-def would_be_preempted_in_team(cluster: Cluster, queue: Queue, pool: str, team: Iterable[Queue]) -> bool:
+def would_be_preempted_in_team(
+    cluster: Cluster, group: WorkloadGroup, pool: str, team: Iterable[WorkloadGroup]
+) -> bool:
     """Whether a job of the same team waits that would preempt this one as soon as it ran (engine rule 5.7)."""
-    may_be_preempted = cluster.settings.in_team_preemption and not queue.non_preemptible
+    may_be_preempted = cluster.settings.in_team_preemption and not group.non_preemptible
     return may_be_preempted and any(
-        other.priority > queue.priority
+        other.priority > group.priority
         and other.need.total
         and not other.non_preemptible
         and pool in other.pools
-        and full_rank(cluster, other, pool) <= full_rank(cluster, queue, pool)
+        and full_rank(cluster, other, pool) <= full_rank(cluster, group, pool)
         and other.kind == "job"
         and any(head.id not in cluster.nominations for head in other.heads())
         and _helps(cluster, other, pool)
@@ -177,33 +179,33 @@ def _ever(cluster: Cluster, need: Need, pool: str) -> bool:
     return sum(min(need.min_workers, trial.future(name).workers(need)) for name in nodes) >= need.min_workers
 
 
-def _helps(cluster: Cluster, queue: Queue, pool: str) -> bool:
-    """Whether a workload of the queue might start in a pool if only GPUs were held for it."""
-    amount = queue.need.total
-    quota_admits = in_quota(cluster, queue.chain, pool, amount, queue.non_preemptible)
-    if not quota_admits and not queue.may_borrow:
+def _helps(cluster: Cluster, group: WorkloadGroup, pool: str) -> bool:
+    """Whether a workload of the group might start in a pool if only GPUs were held for it."""
+    amount = group.need.total
+    quota_admits = in_quota(cluster, group.chain, pool, amount, group.non_preemptible)
+    if not quota_admits and not group.may_borrow:
         return False
-    if amount and static_quota(cluster, queue.chain, pool, amount, True) is not None:
+    if amount and static_quota(cluster, group.chain, pool, amount, True) is not None:
         return False
-    caps = [cluster.pools[pool].capacity, *[line.quota.limit for line in limiting(cluster, queue.chain, pool)]]
+    caps = [cluster.pools[pool].capacity, *[line.quota.limit for line in limiting(cluster, group.chain, pool)]]
     if any(cap is not None and cap < amount for cap in caps):
         return False
     # beyond its fair share it would be evicted at once
-    return quota_admits or cluster.settings.fair_share != "reclaim" or within_fair_share(cluster, queue.request, pool)
+    return quota_admits or cluster.settings.fair_share != "reclaim" or within_fair_share(cluster, group.request, pool)
 
 
-def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: str) -> Hold | None:
+def hold(cluster: Cluster, group: WorkloadGroup, workload: Workload, pool: str) -> Hold | None:
     """Return what to hold for a workload in a pool; None where a hold would not help it."""
-    if not _helps(cluster, queue, pool):
+    if not _helps(cluster, group, pool):
         return None
-    room = first_room(cluster, queue.need, pool)
+    room = first_room(cluster, group.need, pool)
     if room is None:
         return None
     until, openings = room
-    amount = queue.need.total
-    if over_limit(cluster, queue.chain, pool, amount, False) or over_capacity(cluster, pool, amount):
-        until, openings = max(until, limit_falls(cluster, queue, pool)), []
-    return Hold(workload, queue, pool, None if until == inf else until, openings)
+    amount = group.need.total
+    if over_limit(cluster, group.chain, pool, amount, False) or over_capacity(cluster, pool, amount):
+        until, openings = max(until, limit_falls(cluster, group, pool)), []
+    return Hold(workload, group, pool, None if until == inf else until, openings)
 
 
 # When room appears
@@ -236,13 +238,13 @@ def likely_end(cluster: Cluster, allocation: Allocation) -> float | None:
     return likely if latest is None else min(likely, latest)
 
 
-def limit_falls(cluster: Cluster, queue: Queue, pool: str) -> float:
+def limit_falls(cluster: Cluster, group: WorkloadGroup, pool: str) -> float:
     """Return when the limit in its way has room for a workload; infinite where that is unknown."""
-    line = over_limit(cluster, queue.chain, pool, queue.need.total, False)
+    line = over_limit(cluster, group.chain, pool, group.need.total, False)
     if line is None:
         return inf
     usage = counts(cluster, line)
-    missing = max(usage.now, usage.future) + queue.need.total - (line.quota.limit or 0)
+    missing = max(usage.now, usage.future) + group.need.total - (line.quota.limit or 0)
     pools = line.quota.pools or tuple(cluster.pools)
     team = [a for a in cluster.running.values() if line.policy in a.chain]
     counted = [a for a in team if any(pool in pools for pool in a.pools)]

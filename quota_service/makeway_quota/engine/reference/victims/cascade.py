@@ -8,8 +8,8 @@ from typing import Literal
 
 from ...snapshot import Workload
 from ..state.cluster import Allocation, Cluster
+from ..state.groups import closed, is_patient, may_borrow
 from ..state.placement import count_workers
-from ..state.queues import closed, is_patient, may_borrow
 from ..state.quota import allowed, in_quota, limiting
 from .victims import Preemptor, Rights, Victims, rights_of, without
 

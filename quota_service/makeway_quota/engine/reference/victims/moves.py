@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..state.cluster import Allocation, Cluster, FreeResources, WorkerPlacement
+from ..state.groups import Key
 from ..state.placement import count_workers, find
-from ..state.queues import Key
 from ..state.quota import allowed
 from .selection import room_on
 from .victims import Preemptor, is_protected, order, stopped

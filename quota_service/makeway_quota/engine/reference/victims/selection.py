@@ -9,8 +9,8 @@ from itertools import product
 from math import prod
 
 from ..state.cluster import Allocation, FreeResources, WorkerPlacement
+from ..state.groups import Key
 from ..state.placement import count_workers, find
-from ..state.queues import Key
 from ..state.quota import allowed, counts_on, limiting, over_limit
 from .cascade import REPEATS, Return, may_cascade, returns
 from .victims import (

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from ...request import Need
 from ...snapshot import GPU, Workload
 from ..state.cluster import Allocation, Cluster, WorkerPlacement
-from ..state.queues import Key, rank
+from ..state.groups import Key, rank
 from ..state.quota import Request, above, blocking, counts_on, fair_share, over, over_limit, shares, within_fair_share
 
 Right = Literal["reservation", "own_team_any_priority", "own_team", "fair_share"]

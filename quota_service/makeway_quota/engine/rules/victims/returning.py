@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Literal
 
+from ...index.groups import cannot_start_at_all
 from ...index.nodes import Allocation, PoolState, WorkerPlacement
-from ...index.queues import cannot_start_at_all
 from ...placement.fit import allowed, find
 from ...snapshot import Workload
 from .preemptor import Preemptor

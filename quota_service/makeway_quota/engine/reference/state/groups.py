@@ -1,4 +1,4 @@
-"""Group pending workloads into queues of those that are alike, and order them (engine rule 3)."""
+"""Group pending workloads that are alike, and order the groups (engine rule 3)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Key = tuple[object, ...]
 
 
 @dataclass(slots=True, eq=False)
-class Queue:
+class WorkloadGroup:
     """An equivalence class of pending workloads: they are alike for every rule but their owner and their age.
 
-    The engine forms it: no workload is submitted to it, and no quota belongs to it. What one of its workloads is
-    denied, all are: the queue leaves the admission cycle until its next round.
+    It is neither a gang nor a group of the Hub. What one of its workloads is denied, all are: the group
+    leaves the admission cycle until its next round.
     """
 
     policy: str
@@ -59,31 +59,31 @@ def age(workload: Workload) -> tuple[float, str]:
     return workload.submitted_at, workload.id
 
 
-def queues(cluster: Cluster) -> tuple[list[Queue], dict[str, tuple[Code, str]]]:
-    """Return the open queues, and (code, rule) of every pending workload that may not start at all."""
+def workload_groups(cluster: Cluster) -> tuple[list[WorkloadGroup], dict[str, tuple[Code, str]]]:
+    """Return the open groups, and (code, rule) of every pending workload that may not start at all."""
     pending = sorted((w for w in cluster.live.values() if w.state == "pending"), key=age)
     inadmissible = {w.id: why for w in pending if (why := closed(cluster, w)) is not None}
     waiting = [w for w in pending if w.id not in inadmissible]
     late = bool(waiting) and waits_too_long(cluster, waiting[0])
     nominated = {w.evicted_for for w in cluster.live.values() if w.state == "checkpointing" and w.id in cluster.running}
-    by_key: dict[tuple[object, ...], Queue] = {}
+    by_key: dict[tuple[object, ...], WorkloadGroup] = {}
     for w in waiting:
         need, priority, patient = cluster.need(w), cluster.priority(w), is_patient(cluster, w)
         own = w.id if w.id in nominated or w.id in cluster.nominations else ""
         limit = cluster.time_limit(w) if late else None
         key = (own, w.policy, w.profile, need, w.non_preemptible, w.kind, priority, patient, limit)
         if key not in by_key:
-            by_key[key] = replace(queue_of(cluster, w), nominated=bool(own), members=[])
+            by_key[key] = replace(group_of(cluster, w), nominated=bool(own), members=[])
         by_key[key].members.append(w)
     return list(by_key.values()), inadmissible
 
 
-def queue_of(cluster: Cluster, workload: Workload) -> Queue:
-    """Return a queue with one workload, for which nothing is nominated."""
+def group_of(cluster: Cluster, workload: Workload) -> WorkloadGroup:
+    """Return a group with one workload, for which nothing is nominated."""
     w, need, chain = workload, cluster.need(workload), cluster.chain(workload.policy)
     priority, patient, borrow = cluster.priority(w), is_patient(cluster, w), may_borrow(cluster, w)
     profile, pools = cluster.profiles[w.profile], cluster.pools_of(w)
-    return Queue(
+    return WorkloadGroup(
         w.policy, profile, need, w.non_preemptible, w.kind, priority, patient, False, chain, pools, borrow, [w]
     )
 
@@ -124,56 +124,56 @@ def rank(cluster: Cluster, policy: str, profile: Profile | None, pool: str) -> t
     return in_pool, next((at for at, names in enumerate(ranks) if policy in names), len(ranks))
 
 
-def full_rank(cluster: Cluster, queue: Queue, pool: str) -> tuple[int, int, int]:
-    """Return the ranks of a queue in a pool, policy priority included."""
-    return (*rank(cluster, queue.policy, queue.profile, pool), -cluster.policy(queue.policy).priority)
+def full_rank(cluster: Cluster, group: WorkloadGroup, pool: str) -> tuple[int, int, int]:
+    """Return the ranks of a group in a pool, policy priority included."""
+    return (*rank(cluster, group.policy, group.profile, pool), -cluster.policy(group.policy).priority)
 
 
-def common(cluster: Cluster, queue: Queue, pool: str, over_quota: bool) -> Key:
-    """Return the part of the order that a whole queue shares."""
-    policy = cluster.policy(queue.policy)
-    share = shares(cluster, queue.policy, pool) if over_quota else (0,)
+def common(cluster: Cluster, group: WorkloadGroup, pool: str, over_quota: bool) -> Key:
+    """Return the part of the order that a whole group shares."""
+    policy = cluster.policy(group.policy)
+    share = shares(cluster, group.policy, pool) if over_quota else (0,)
     last = over_quota and policy.weight == "Lowest"
-    return not queue.nominated, last, *full_rank(cluster, queue, pool), share, -queue.priority
+    return not group.nominated, last, *full_rank(cluster, group, pool), share, -group.priority
 
 
-def key(cluster: Cluster, queue: Queue, pool: str, workload: Workload, over_quota: bool) -> Key:
+def key(cluster: Cluster, group: WorkloadGroup, pool: str, workload: Workload, over_quota: bool) -> Key:
     """Return the place in the order of one class; smaller is earlier, and it ends in the id."""
-    owner = owner_usage(cluster, queue.policy, workload.owner) if cluster.settings.user_fairness else 0
-    return (*common(cluster, queue, pool, over_quota), owner, *age(workload))
+    owner = owner_usage(cluster, group.policy, workload.owner) if cluster.settings.user_fairness else 0
+    return (*common(cluster, group, pool, over_quota), owner, *age(workload))
 
 
-class QueueHeads:
-    """The order in which one class is served: every queue competes in one of its pools at a time."""
+class GroupHeads:
+    """The order in which one class is served: every group competes in one of its pools at a time."""
 
-    def __init__(self, cluster: Cluster, competing: Iterable[Queue], over_quota: bool) -> None:
+    def __init__(self, cluster: Cluster, competing: Iterable[WorkloadGroup], over_quota: bool) -> None:
         self.cluster, self.over_quota = cluster, over_quota
         self.at = dict.fromkeys(competing, 0)
-        """Queue to the number of the pool in which it competes."""
+        """Group to the number of the pool in which it competes."""
 
-    def next(self) -> tuple[Queue, Workload, int] | None:
-        """Return the first workload as things are now, its queue and the number of its pool."""
-        best: tuple[Key, Queue] | None = None
-        for queue, at in self.at.items():
-            if queue.members:
-                first = common(self.cluster, queue, queue.pools[at], self.over_quota)
-                tail = min(self._tail(queue, w) for w in queue.heads())
+    def next(self) -> tuple[WorkloadGroup, Workload, int] | None:
+        """Return the first workload as things are now, its group and the number of its pool."""
+        best: tuple[Key, WorkloadGroup] | None = None
+        for group, at in self.at.items():
+            if group.members:
+                first = common(self.cluster, group, group.pools[at], self.over_quota)
+                tail = min(self._tail(group, w) for w in group.heads())
                 if best is None or (*first, *tail) < best[0]:
-                    best = (*first, *tail), queue
+                    best = (*first, *tail), group
         if best is None:
             return None
-        queue, name = best[1], best[0][-1]
-        return queue, next(w for w in queue.members if w.id == name), self.at[queue]
+        group, name = best[1], best[0][-1]
+        return group, next(w for w in group.members if w.id == name), self.at[group]
 
-    def _tail(self, queue: Queue, workload: Workload) -> tuple[int, float, str]:
+    def _tail(self, group: WorkloadGroup, workload: Workload) -> tuple[int, float, str]:
         fair = self.cluster.settings.user_fairness
-        return owner_usage(self.cluster, queue.policy, workload.owner) if fair else 0, *age(workload)
+        return owner_usage(self.cluster, group.policy, workload.owner) if fair else 0, *age(workload)
 
-    def remove(self, queue: Queue) -> None:
-        """Take a queue out: nothing it may do is left in this round."""
-        del self.at[queue]
+    def remove(self, group: WorkloadGroup) -> None:
+        """Take a group out: nothing it may do is left in this round."""
+        del self.at[group]
 
 
-def waiting(competing: Sequence[Queue]) -> list[Workload]:
-    """Return all workloads that still wait in some queues."""
-    return [workload for queue in competing for workload in queue.members]
+def waiting(competing: Sequence[WorkloadGroup]) -> list[Workload]:
+    """Return all workloads that still wait in some groups."""
+    return [workload for group in competing for workload in group.members]

@@ -1,4 +1,4 @@
-"""Group pending workloads into queues of equivalent ones, kept from one decision to the next."""
+"""Group equivalent pending workloads; the groups are kept from one decision to the next."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .nodes import PoolState
 
 OwnerQueue = list[Workload] | deque[Workload]
 _MAX_EMPTY = 1_000
-"""So many empty queues are kept for reuse, those that became empty last."""
+"""So many empty groups are kept for reuse, those that became empty last."""
 _MAX_CLASSES = 4_096
-"""So many classes that no queue belongs to any more keep their numbers."""
+"""So many classes that no group belongs to any more keep their numbers."""
 
 
 @dataclass(slots=True, eq=False)
-class Queue:
+class WorkloadGroup:
     """An equivalence class of pending workloads: for the rules they differ only in owner and age.
 
-    The engine forms it: no workload is submitted to it, and no quota belongs to it. What one of its workloads is
-    denied, all of them are: so a queue is asked once, not once per workload.
+    It is neither a gang nor a group of the Hub. What one of its workloads is denied, all of them are: so the rules are
+    evaluated once for the group, not once per workload.
     """
 
     account: Account
@@ -44,7 +44,7 @@ class Queue:
     is_protected_session: bool = False
     """Whether these are non-preemptible sessions."""
     number: int = 0
-    """The queue's number, stable from one decision to the next; never 0."""
+    """The group's number, stable from one decision to the next; never 0."""
     total: int = 0
     """The milli-GPUs that one of its workloads needs to start."""
     reach: Iterable[PoolState] = ()
@@ -52,15 +52,15 @@ class Queue:
     borrows: bool = True
     """Whether its workloads may run over quota; without GPUs they always may."""
     rights_class: int = 0
-    """The same number for all queues with the same account, pools and preemptibility."""
+    """The same number for all groups with the same account, pools and preemptibility."""
     request_class: int = 0
-    """The same number for all queues with the same need and pools."""
+    """The same number for all groups with the same need and pools."""
     reason_class: int = 0
-    """The same number for all queues whose reasons to wait are the same."""
+    """The same number for all groups whose reasons to wait are the same."""
     ranks: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """Pool to the part of the order that comes from ranks."""
     keys: tuple[dict[str, tuple[object, ...]], ...] = field(default_factory=lambda: ({}, {}))
-    """Pool to the part of the order that the whole queue shares: in quota, and over quota."""
+    """Pool to the part of the order that the whole group shares: in quota, and over quota."""
     _whole: dict[str, OwnerQueue] = field(default_factory=dict)
     _members: tuple[Workload, ...] | None = None
 
@@ -107,7 +107,7 @@ class Queue:
         return any(self.lines.values())
 
     def in_quota_somewhere(self) -> bool:
-        """Whether one of the queue would be within the reservation in one of its pools."""
+        """Whether one of the group would be within the reservation in one of its pools."""
         return self.total <= max([self.account.unreserved(pool.pool.name, self.non_preemptible) for pool in self.pools])
 
     def join(self, workload: Workload) -> None:
@@ -134,21 +134,24 @@ def age(workload: Workload) -> tuple[float, str]:
     return workload.submitted_at, workload.id
 
 
-class PendingQueues:
-    """The queues of one cluster. Workloads come and go between decisions; `open` returns the queues of the next one."""
+class PendingWorkloads:
+    """The pending workloads of one cluster, in groups.
+
+    Workloads come and go between decisions; `open` returns the groups of the next one.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.inadmissible: dict[str, Waiting] = {}
         """Id of a workload whose queue is closed or paused, to the reason."""
-        self._queues: dict[Hashable, Queue] = {}
-        self._empty: dict[Hashable, Queue] = {}
-        """Empty queues, for reuse."""
-        self._of: dict[str, tuple[Hashable, Queue, Workload]] = {}
+        self._groups: dict[Hashable, WorkloadGroup] = {}
+        self._empty: dict[Hashable, WorkloadGroup] = {}
+        """Empty groups, for reuse."""
+        self._of: dict[str, tuple[Hashable, WorkloadGroup, Workload]] = {}
         self._ages: list[tuple[float, str]] = []
         self._patience: list[tuple[float, str]] = []
         self._classes: dict[Hashable, int] = {}
-        """What the queues of a class share, to the number of the class."""
+        """What the groups of a class share, to the number of the class."""
         self._classes_so_far = 0
         self._made_so_far = 0
         self._began = cluster.now
@@ -158,7 +161,7 @@ class PendingQueues:
     def _fill(self) -> None:
         """Group all pending workloads; by time limit too once any waits too long, since holds depend on it."""
         waiting = [w for w in self.cluster.workloads.values() if w.state == "pending"]
-        self.inadmissible, self._queues, self._of, self._patience, self._empty = {}, {}, {}, [], {}
+        self.inadmissible, self._groups, self._of, self._patience, self._empty = {}, {}, {}, [], {}
         open_to = []
         for workload in waiting:
             why = cannot_start_at_all(self.cluster, workload)
@@ -189,8 +192,8 @@ class PendingQueues:
                 insort(self._ages, age(workload))
                 self._enter(workload)
 
-    def open(self) -> list[Queue]:
-        """Return the queues of this decision; time alone may have moved workloads from one into another."""
+    def open(self) -> list[WorkloadGroup]:
+        """Return the groups of this decision; time alone may have moved workloads from one into another."""
         now = self.cluster.now
         if now < self._began or self._by_time != self.any_starving():
             self._fill()
@@ -198,8 +201,8 @@ class PendingQueues:
         while self._patience and self._patience[0][0] <= now:
             _, name = heapq.heappop(self._patience)
             if name in self._of:
-                _, queue, workload = self._of[name]
-                if queue.patient and not self._patient(workload):
+                _, group, workload = self._of[name]
+                if group.patient and not self._patient(workload):
                     self._out(name)
                     self._enter(workload)
         for name in self.cluster.nominees:
@@ -207,19 +210,19 @@ class PendingQueues:
                 workload = self._of[name][2]
                 self._out(name)
                 self._enter(workload)
-        return list(self._queues.values())
+        return list(self._groups.values())
 
     def close(self) -> None:
         """End a decision: requeue all workloads that it removed."""
-        for queue in self._queues.values():
-            queue.restore()
-        if len(self._classes) > _MAX_CLASSES + 3 * len(self._queues):
+        for group in self._groups.values():
+            group.restore()
+        if len(self._classes) > _MAX_CLASSES + 3 * len(self._groups):
             self._forget_classes()
 
     def _forget_classes(self) -> None:
-        """Forget the classes without queues, and the empty queues; a number is never given twice."""
+        """Forget the classes without groups, and the empty groups; a number is never given twice."""
         self._empty = {}
-        used = {n for q in self._queues.values() for n in (q.rights_class, q.request_class, q.reason_class)}
+        used = {n for q in self._groups.values() for n in (q.rights_class, q.request_class, q.reason_class)}
         self._classes = {key: number for key, number in self._classes.items() if number in used}
 
     def _nominated(self, name: str) -> bool:
@@ -241,33 +244,33 @@ class PendingQueues:
         limit = cluster.time_limit(w) if self._by_time else None
         priority = cluster.priority(w)
         key = (own, w.policy, w.profile, need, w.non_preemptible, w.kind, priority, patient, limit)
-        queue = self._queues.get(key)
-        if queue is None:
-            queue = self._empty.pop(key, None) or self._made(w, need, patient, bool(own))
+        group = self._groups.get(key)
+        if group is None:
+            group = self._empty.pop(key, None) or self._made(w, need, patient, bool(own))
             self._made_so_far += 1
-            queue.number = self._made_so_far
-            self._queues[key] = queue
-        queue.join(w)
-        self._of[w.id] = key, queue, w
+            group.number = self._made_so_far
+            self._groups[key] = group
+        group.join(w)
+        self._of[w.id] = key, group, w
 
-    def _made(self, w: Workload, need: Need, patient: bool, nominated: bool) -> Queue:
+    def _made(self, w: Workload, need: Need, patient: bool, nominated: bool) -> WorkloadGroup:
         pools = self.cluster.pools_of(w)
         names = tuple(pool.pool.name for pool in pools)
         profile, priority = self.cluster.profiles[w.profile], self.cluster.priority(w)
-        queue = Queue(
+        group = WorkloadGroup(
             self.cluster.account(w), profile, need, w.non_preemptible, w.kind, priority, patient, nominated, pools
         )
-        queue.is_protected_session = w.non_preemptible and w.kind == "session"
-        queue.total = need.total
-        queue.reach = self.cluster.reach(queue.account, pools) if queue.account.is_limited else pools
-        queue.borrows = not need.total or (not w.non_preemptible and queue.account.policy.weight != "None")
-        queue.rights_class = self._number((w.policy, names, w.non_preemptible))
-        queue.request_class = self._number((need, names))
-        queue.reason_class = self._number((w.policy, need, names, w.non_preemptible, w.kind, patient))
-        return queue
+        group.is_protected_session = w.non_preemptible and w.kind == "session"
+        group.total = need.total
+        group.reach = self.cluster.reach(group.account, pools) if group.account.is_limited else pools
+        group.borrows = not need.total or (not w.non_preemptible and group.account.policy.weight != "None")
+        group.rights_class = self._number((w.policy, names, w.non_preemptible))
+        group.request_class = self._number((need, names))
+        group.reason_class = self._number((w.policy, need, names, w.non_preemptible, w.kind, patient))
+        return group
 
-    def queue_of(self, workload: Workload) -> Queue:
-        """Return a queue with no members for a workload that does not wait, as a victim of this plan."""
+    def group_of(self, workload: Workload) -> WorkloadGroup:
+        """Return a group with no members for a workload that does not wait, as a victim of this plan."""
         return self._made(workload, self.cluster.need(workload), self._patient(workload), False)
 
     def _number(self, key: Hashable) -> int:
@@ -285,12 +288,12 @@ class PendingQueues:
             del self._ages[bisect_left(self._ages, age(workload))]
 
     def _out(self, name: str) -> None:
-        key, queue, workload = self._of.pop(name)
-        queue.part(workload)
-        if not queue.lines:
-            del self._queues[key]
-            if not queue.nominated:
-                self._empty[key] = queue
+        key, group, workload = self._of.pop(name)
+        group.part(workload)
+        if not group.lines:
+            del self._groups[key]
+            if not group.nominated:
+                self._empty[key] = group
                 if len(self._empty) > _MAX_EMPTY:
                     del self._empty[next(iter(self._empty))]
 
