@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from makeway_quota.engine import GPU, Policy, Pool, Profile, QuotaLine, Snapshot, Workload
+from makeway_quota.engine import GPU, Pool, Profile, QuotaLine, Snapshot, TeamQuota, Workload
 from makeway_quota.engine.cycle.demand import find_demand
 from makeway_quota.engine.cycle.scaling import scale
 from makeway_quota.engine.index.cluster import Cluster
@@ -80,7 +80,7 @@ def _work_for_machines() -> Measured:
 def growing_pool(jobs: int = JOBS) -> Snapshot:
     """Return an autoscaled pool without nodes, and jobs of 50 teams that would fill more nodes than it may have."""
     names = tuple(f"team{at:02}" for at in range(50))
-    policies = tuple(Policy(name, (QuotaLine((), 40 * GPU),)) for name in names)
+    policies = tuple(TeamQuota(name, (QuotaLine((), 40 * GPU),)) for name in names)
     sizes = (1, 1, 2, 4, 0.5)
     profiles = tuple(
         Profile(f"f{at}", int(size * GPU), pools=("cloud",), policies=(names,)) for at, size in enumerate(sizes)

@@ -13,12 +13,12 @@ from makeway_quota.engine import (
     GPU,
     Node,
     Placed,
-    Policy,
     Pool,
     Profile,
     QuotaLine,
     Settings,
     Snapshot,
+    TeamQuota,
     WhatIf,
     Workload,
 )
@@ -77,7 +77,7 @@ def world(size: int, pending: int) -> Snapshot:
         settings=Settings(),
         pools=(Pool("gpu", profiles=tuple(f"gpu{n}" for n in SIZES)),),
         profiles=tuple(Profile(f"gpu{n}", n * GPU, pools=("gpu",), policies=(teams,)) for n in SIZES),
-        policies=tuple(Policy(name, quotas=(QuotaLine(("gpu",), item),)) for name in teams),
+        policies=tuple(TeamQuota(name, quotas=(QuotaLine(("gpu",), item),)) for name in teams),
         nodes=tuple(Node(f"n{at:05}", "gpu", DEVICES) for at in range(NODES)),
         workloads=tuple(workloads),
     )

@@ -21,7 +21,7 @@ from makeway_quota.engine.index.cluster import Cluster
 from makeway_quota.engine.placement.fit import find
 from makeway_quota.engine.placement.pack_index import PackIndex
 from makeway_quota.engine.request import Shape
-from makeway_quota.engine.snapshot import GPU, Node, Policy, Pool, Profile, Snapshot, Workload
+from makeway_quota.engine.snapshot import GPU, Node, Pool, Profile, Snapshot, TeamQuota, Workload
 
 from . import openb
 from .measure import machine
@@ -70,7 +70,7 @@ class Placer:
         return bool(parts)
 
 
-TEAM = Policy("all")
+TEAM = TeamQuota("all")
 
 
 def _profile(at: int, task: Task) -> Profile:

@@ -6,7 +6,19 @@ from dataclasses import replace
 from itertools import cycle
 from random import Random
 
-from makeway_quota.engine import GPU, Node, Placed, Plan, Policy, Pool, Profile, QuotaLine, Settings, Snapshot, Workload
+from makeway_quota.engine import (
+    GPU,
+    Node,
+    Placed,
+    Plan,
+    Pool,
+    Profile,
+    QuotaLine,
+    Settings,
+    Snapshot,
+    TeamQuota,
+    Workload,
+)
 from makeway_quota.engine.snapshot import Weight
 
 NOW = 1_000_000.0
@@ -48,7 +60,7 @@ def borrowed(many: int, profile: str, suffix: str = "", first_device: int = 0) -
 
 def lent_out(many: int) -> Snapshot:
     """Return a cluster full of one-GPU jobs of a team that reserves nothing; `owner` reserves all of it."""
-    policies = (Policy("borrower", (QuotaLine(),)), Policy("owner", (QuotaLine((), many * GPUS_PER_NODE * GPU),)))
+    policies = (TeamQuota("borrower", (QuotaLine(),)), TeamQuota("owner", (QuotaLine((), many * GPUS_PER_NODE * GPU),)))
     open_to = (("borrower", "owner"),)
     profiles = (
         Profile("one", GPU, pools=("p",), policies=open_to),
@@ -86,7 +98,7 @@ def shared_machines(many: int) -> Snapshot:
         for pool, gpus, first in (("whole", GPUS_PER_NODE // 2, 0), ("slices", GPUS_PER_NODE, FIRST_SLICE))
     )
     owned = (QuotaLine(("whole",), many * GPUS_PER_NODE // 2 * GPU),)
-    policies = (Policy("borrower", (QuotaLine(),)), Policy("owner", owned))
+    policies = (TeamQuota("borrower", (QuotaLine(),)), TeamQuota("owner", owned))
     open_to = (("borrower", "owner"),)
     profiles = (
         Profile("slice", GPU, cpu=1000, pools=("slices",), policies=open_to),
@@ -107,7 +119,7 @@ def nothing_fits(many: int) -> Snapshot:
     total = many * GPUS_PER_NODE * GPU
     weights: list[Weight] = ["Low", "Medium", "High"]
     policies = tuple(
-        Policy(name, (QuotaLine((), total // TEAMS // 2, total // TEAMS if at % 4 == 0 else None),), weights[at % 3])
+        TeamQuota(name, (QuotaLine((), total // TEAMS // 2, total // TEAMS if at % 4 == 0 else None),), weights[at % 3])
         for at, name in enumerate(names)
     )
     profiles = tuple(

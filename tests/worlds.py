@@ -10,12 +10,12 @@ from makeway_quota.engine import (
     GPU,
     Node,
     Plan,
-    Policy,
     Pool,
     Profile,
     QuotaLine,
     Settings,
     Snapshot,
+    TeamQuota,
     Workload,
     schedule,
 )
@@ -38,7 +38,7 @@ class World:
         self.pools: dict[str, Pool] = {}
         self.nodes: dict[str, Node] = {}
         self.profiles: dict[str, Profile] = {}
-        self.policies: dict[str, Policy] = {}
+        self.policies: dict[str, TeamQuota] = {}
         self.workloads: dict[str, Workload] = {}
         self.paused: tuple[str, ...] = ()
         self.plans: list[Plan] = []
@@ -65,7 +65,7 @@ class World:
     ) -> World:
         """Add a policy with one quota line."""
         line = QuotaLine(tuple(pools), milli(reserved) or 0, milli(limit), milli(lend))
-        self.policies[name] = Policy(name, (line,), **more)
+        self.policies[name] = TeamQuota(name, (line,), **more)
         return self
 
     def profile(self, name: str, gpus: float, policies: Iterable[Any] = (), **more: Any) -> World:

@@ -15,7 +15,7 @@ from engine.engines import ENGINES, differences
 from engine.mixed_worlds import happen_mixed
 from engine.pooled_worlds import pooled_world, quota_lines
 from engine.properties import check
-from makeway_quota.engine import Node, Policy, reference, schedule
+from makeway_quota.engine import Node, TeamQuota, reference, schedule
 from makeway_quota.engine.snapshot import LIVE
 
 
@@ -99,7 +99,7 @@ class ChangingHistory:
             first = self.first[node.name]
             self.world.nodes[node.name] = replace(node, gpus=first.gpus, devices=first.devices)
 
-    def _team(self) -> Policy:
+    def _team(self) -> TeamQuota:
         return self.world.policies[self.random.choice([name for name in self.world.policies if name != "top"])]
 
     def _edit_quotas(self) -> None:

@@ -7,7 +7,7 @@ from random import Random
 
 from engine.facts import Facts, State, future
 from engine.mixed_worlds import contended_world, for_jobs_only, in_two_pools, keep_more_back, with_holds
-from makeway_quota.engine import GPU, Plan, Policy, QuotaLine, Terminating, Workload
+from makeway_quota.engine import GPU, Plan, QuotaLine, TeamQuota, Terminating, Workload
 from makeway_quota.engine.plan import Demand
 from worlds import World
 
@@ -137,7 +137,7 @@ class DemandFacts:
         for pool in each.pools:
             assert self.facts.workers(first, w, pool) < self.facts.least(w), f"{each} fits in {pool}"
 
-    def _is_within(self, policy: Policy, line: QuotaLine) -> None:
+    def _is_within(self, policy: TeamQuota, line: QuotaLine) -> None:
         """Check one line: its limit, and its reservation where all that is asked may only run within it."""
         asked = [
             demand
@@ -156,7 +156,7 @@ class DemandFacts:
                 used = self.after.usage(policy.name, line, non_preemptible)
                 assert used + amount <= line.reserved, f"reservation {line} of {policy.name}: {used} + {amount}"
 
-    def _is_bound(self, each: Demand, policy: Policy, line: QuotaLine, non_preemptible: bool) -> bool:
+    def _is_bound(self, each: Demand, policy: TeamQuota, line: QuotaLine, non_preemptible: bool) -> bool:
         """Whether work may only run within a line: it never borrows, and can use no pool that the line leaves out."""
         w = self.work(each.id)
         never = w.non_preemptible

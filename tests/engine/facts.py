@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from makeway_quota.engine import GPU, Node, Placed, Plan, Policy, Profile, QuotaLine, Snapshot, Workload
+from makeway_quota.engine import GPU, Node, Placed, Plan, Profile, QuotaLine, Snapshot, TeamQuota, Workload
 from makeway_quota.engine.reference.state.cluster import Cluster
 from makeway_quota.engine.snapshot import ADMITTED, LIVE, Placement, Terminating
 
@@ -120,8 +120,8 @@ class Facts:
             return part.devices, part.milli
         return _positions(self.nodes[placed.node], placed.devices), None
 
-    def family(self, policy: str) -> list[Policy]:
-        result: list[Policy] = []
+    def family(self, policy: str) -> list[TeamQuota]:
+        result: list[TeamQuota] = []
         at: str | None = policy
         while at is not None:
             result.append(self.policies[at])

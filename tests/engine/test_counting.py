@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from engine.engines import ENGINES
-from makeway_quota.engine import Plan, Policy, QuotaLine
+from makeway_quota.engine import Plan, QuotaLine, TeamQuota
 from makeway_quota.wording.sentences import sentence
 from worlds import World
 
@@ -43,7 +43,7 @@ def test_every_line_that_covers_the_pool_must_have_room(kind: str, lines: tuple[
     """A reservation for one pool and one for all: the smaller decides, whichever it is."""
     world = World().pool("p", gpus=8).team("a").profile("two", 2)
     both = (QuotaLine(("p",), reserved=lines[0] * 1000), QuotaLine((), reserved=lines[1] * 1000))
-    world.policies["a"] = Policy("a", both, weight="None")
+    world.policies["a"] = TeamQuota("a", both, weight="None")
     plan = world.submit("x1", "a", "two", kind=kind).submit("x2", "a", "two", kind=kind).step()
     assert started(plan) == {"x1": True}
 

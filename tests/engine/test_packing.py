@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from makeway_quota.engine import GPU, Node, Policy, Pool, Profile, Snapshot, Workload
+from makeway_quota.engine import GPU, Node, Pool, Profile, Snapshot, TeamQuota, Workload
 from makeway_quota.engine.index.capacity import NodeCapacity
 from makeway_quota.engine.index.cluster import Cluster
 from makeway_quota.engine.placement.fit import find
@@ -123,7 +123,7 @@ def test_the_engine_places_by_it_within_cpu_and_model() -> None:
         Node("a2", "p", 8, 32_000, model="a"),
         Node("b1", "p", 8, model="b"),
     )
-    cluster = Cluster(Snapshot(0.0, pools=(Pool("p"),), nodes=nodes, profiles=profiles, policies=(Policy("t"),)))
+    cluster = Cluster(Snapshot(0.0, pools=(Pool("p"),), nodes=nodes, profiles=profiles, policies=(TeamQuota("t"),)))
     pool, went = cluster.pools["p"], []
     for at, name in enumerate(["picky", "plain", "plain", "plain", "plain", "plain", "eight"]):
         workload = Workload(f"w{at}", "t", name)

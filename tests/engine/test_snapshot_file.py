@@ -12,12 +12,12 @@ from makeway_quota.engine import (
     Node,
     Placed,
     Plan,
-    Policy,
     Pool,
     Profile,
     QuotaLine,
     Settings,
     Snapshot,
+    TeamQuota,
     Terminating,
     Workload,
     schedule,
@@ -126,8 +126,8 @@ EVERYTHING = Snapshot(
         Profile("f", 2000, 3, 2, 1500, 4096, ("q", "p"), (("a",), ("b", "c")), 1.5, 2.5, 9.0, 99.0, ("H100", "A100")),
     ),
     policies=(
-        Policy("a", (QuotaLine(("p",), 1500, 4000, 500), QuotaLine(("q",))), "Lowest", 3, "dept", 3900, "Team A"),
-        Policy("dept"),
+        TeamQuota("a", (QuotaLine(("p",), 1500, 4000, 500), QuotaLine(("q",))), "Lowest", 3, "dept", 3900, "Team A"),
+        TeamQuota("dept"),
     ),
     workloads=(
         Workload(

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from makeway_quota.engine import (
     Node,
     Placed,
-    Policy,
     Pool,
     Profile,
     QuotaLine,
     Settings,
     Snapshot,
+    TeamQuota,
     Terminating,
     Workload,
     schedule,
@@ -132,7 +132,7 @@ some_profiles = one_of(
 )
 lines = one_of(QuotaLine, pools=many(names), reserved=milli, limit=st.none() | milli, lend=st.none() | milli)
 some_policies = one_of(
-    Policy,
+    TeamQuota,
     name=names,
     quotas=many(lines),
     weight=st.sampled_from(["None", "Lowest", "Low", "Medium", "High"]),
@@ -276,12 +276,12 @@ def test_the_models_have_the_defaults_of_the_engine() -> None:
         (policy_models.DocumentSettings, Settings),
         (policy_models.DocumentPool, Pool),
         (policy_models.DocumentProfile, Profile),
-        (policy_models.DocumentPolicy, Policy),
+        (policy_models.DocumentTeamQuota, TeamQuota),
         (policy_models.QuotaTable, QuotaLine),
         (models.FilePool, Pool),
         (models.FileNode, Node),
         (models.FileProfile, Profile),
-        (models.FilePolicy, Policy),
+        (models.FileTeamQuota, TeamQuota),
         (models.FileWorkload, Workload),
     ]
     set_by_read = {("DocumentProfile", "gpus"), ("DocumentProfile", "policies")}

@@ -14,8 +14,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from makeway_quota import policy
-from makeway_quota.engine.snapshot import Policy, Pool, Profile, QuotaLine, Settings
-from makeway_quota.policy import Document, Issue, PolicyFacts, PolicyInvalid, PoolFacts, ProfileFacts
+from makeway_quota.engine.snapshot import Pool, Profile, QuotaLine, Settings, TeamQuota
+from makeway_quota.policy import Document, Issue, PolicyInvalid, PoolFacts, ProfileFacts, TeamFacts
 from makeway_quota.policy.document import Image, Volume
 
 SAMPLE = Path(__file__).parents[2] / "hub_config" / "policy.yaml"
@@ -127,7 +127,7 @@ def documents(draw: st.DrawFn) -> Document:
     made_pools = {name: draw(pools(name, names[1])) for name in names[0]}
     made_profiles = {name: draw(profiles(name, names[0], names[2], chosen.grace)) for name in names[1]}
     made_policies = tuple(
-        Policy(
+        TeamQuota(
             name,
             tuple(draw(st.lists(lines(names[0]), max_size=2))),
             draw(st.sampled_from(["None", "Lowest", "Low", "Medium", "High"])),
@@ -138,7 +138,7 @@ def documents(draw: st.DrawFn) -> Document:
         for number, name in enumerate(names[2])
     )
     people = st.builds(
-        PolicyFacts,
+        TeamFacts,
         st.lists(words, unique=True, min_size=1, max_size=2).map(tuple),
         st.lists(words, unique=True, max_size=2).map(tuple),
         volumes(),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.engine import schedule
-from makeway_quota.engine.snapshot import Node, Policy, Pool, Profile, QuotaLine, Settings, Snapshot
+from makeway_quota.engine.snapshot import Node, Pool, Profile, QuotaLine, Settings, Snapshot, TeamQuota
 from makeway_quota.engine.snapshot import Workload as EngineWorkload
 from makeway_quota.history.accounting import Accounting
 from makeway_quota.store import Store, open_store
@@ -19,10 +19,10 @@ from running import SAMPLE, Running, running
 HOUR = 3600.0
 POOLS = ("h100", "metal")
 TEAMS = (
-    Policy("a", (QuotaLine((), 4000),), parent="dept"),
-    Policy("b", (QuotaLine((), 4000),), parent="dept"),
-    Policy("dept", (QuotaLine((), 8000),)),
-    Policy("free", ()),
+    TeamQuota("a", (QuotaLine((), 4000),), parent="dept"),
+    TeamQuota("b", (QuotaLine((), 4000),), parent="dept"),
+    TeamQuota("dept", (QuotaLine((), 8000),)),
+    TeamQuota("free", ()),
 )
 
 
@@ -73,10 +73,14 @@ def test_departments_teams_without_reservation_and_pools_are_counted_as_the_engi
     rows = [holding("j1", "a", 3000), holding("j2", "a", 3000, "metal"), holding("j3", "b", 5000, "metal")]
     change_set = accounting(Clock(), *rows, holding("j4", "free", 500), holding("j5", "gone", 9000))
     assert change_set.over() == {"a": 2000, "b": 1000, "dept": 3000, "free": 500}, "a line over two pools counts once"
-    by_pool = (Policy("a", (QuotaLine(("h100",), 1000), QuotaLine(("metal",), 4000))),)
+    by_pool = (TeamQuota("a", (QuotaLine(("h100",), 1000), QuotaLine(("metal",), 4000))),)
     change_set.use(by_pool, POOLS, HOUR, held, rows)
     assert change_set.over() == {"a": 2000}, "what is idle in one pool is not lent to oneself in another"
-    under = (Policy("a", (), parent="dept"), Policy("b", (), parent="dept"), Policy("dept", (QuotaLine((), 9000),)))
+    under = (
+        TeamQuota("a", (), parent="dept"),
+        TeamQuota("b", (), parent="dept"),
+        TeamQuota("dept", (QuotaLine((), 9000),)),
+    )
     change_set.use(under, POOLS, HOUR, held, rows)
     assert change_set.over() == {"a": 2000, "b": 2000, "dept": 2000}, (
         "the department's reservation covers all its teams"
@@ -147,7 +151,7 @@ def test_incremental_counts_equal_a_full_count() -> None:
 def test_a_team_that_borrowed_all_day_waits_for_one_that_did_not() -> None:
     """Teams of one weight: a borrowed all day. Now both want the one GPU that is left: b goes first, for a while."""
     clock = Clock()
-    teams = tuple(Policy(name, (QuotaLine((), 1000),)) for name in "ab")
+    teams = tuple(TeamQuota(name, (QuotaLine((), 1000),)) for name in "ab")
     change_set = Accounting(clock)
     change_set.use(teams, ("h100",), 4 * HOUR, held, [holding("long", "a", 5000)])
     clock.now += 24 * HOUR
@@ -162,7 +166,7 @@ def test_a_team_that_borrowed_all_day_waits_for_one_that_did_not() -> None:
     assert next_of(change_set.policies()) == ["a2"], "who came first"
 
 
-def next_of(policies: tuple[Policy, ...]) -> list[str]:
+def next_of(policies: tuple[TeamQuota, ...]) -> list[str]:
     """Both use their reservation; both have one job more, a's came first; one GPU is free."""
     rows = [
         EngineWorkload(f"{team}{at}", team, "one", submitted_at=float(at) + (team == "b"))

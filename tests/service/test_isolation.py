@@ -18,7 +18,7 @@ from makeway_quota.control.world.isolation import (
 )
 from makeway_quota.engine.incremental import IncrementalEngine
 from makeway_quota.engine.plan import Plan
-from makeway_quota.engine.snapshot import Node, Placed, Policy, Pool, Profile, QuotaLine, Snapshot, Workload
+from makeway_quota.engine.snapshot import Node, Placed, Pool, Profile, QuotaLine, Snapshot, TeamQuota, Workload
 
 TEAMS = ("dept", "rnd", "devops", "lab")
 
@@ -29,9 +29,9 @@ def world(jobs: int = 4) -> Snapshot:
     nodes = tuple(Node(f"{pool.name}{at}", pool.name, 4) for pool in pools for at in (1, 2))
     profiles = tuple(Profile(f"gpu{n}", 1000 * n, pools=("a", "b"), policies=(TEAMS[1:],)) for n in (1, 2))
     policies = (
-        Policy("dept", (QuotaLine(reserved=8000, limit=12_000),)),
-        *(Policy(name, (QuotaLine(reserved=4000),), parent="dept") for name in ("rnd", "devops")),
-        Policy("lab", (QuotaLine(reserved=4000),)),
+        TeamQuota("dept", (QuotaLine(reserved=8000, limit=12_000),)),
+        *(TeamQuota(name, (QuotaLine(reserved=4000),), parent="dept") for name in ("rnd", "devops")),
+        TeamQuota("lab", (QuotaLine(reserved=4000),)),
     )
     pending = tuple(
         Workload(f"{team}-{at}", team, f"gpu{1 + at % 2}", owner=team, submitted_at=float(at))

@@ -14,7 +14,7 @@ from makeway_quota.control.reads.read_model import ReadModels
 from makeway_quota.control.world.world import World
 from makeway_quota.engine.index.cluster import Cluster
 from makeway_quota.engine.rules.usage import TeamCount, usage_by_team
-from makeway_quota.engine.snapshot import Policy, Snapshot
+from makeway_quota.engine.snapshot import Snapshot, TeamQuota
 from makeway_quota.engine.snapshot import Workload as EngineWorkload
 from makeway_quota.policy import read
 from makeway_quota.store.errors import StoreError
@@ -110,7 +110,7 @@ def over_quota(snapshot: Snapshot) -> dict[str, bool]:
         for id, allocation in Cluster(snapshot).allocations.items()
     }
 
-    def levels(name: str | None) -> list[Policy]:
+    def levels(name: str | None) -> list[TeamQuota]:
         return [policies[name], *levels(policies[name].parent)] if name in policies else []
 
     def covered(workload: EngineWorkload, left: list[EngineWorkload]) -> bool:

@@ -17,7 +17,7 @@ from .index.cluster import Cluster
 from .index.groups import PendingWorkloads
 from .plan import Plan
 from .schedule import decide
-from .snapshot import Node, Policy, Snapshot, Workload
+from .snapshot import Node, Snapshot, TeamQuota, Workload
 
 
 class IncrementalEngine:
@@ -134,5 +134,5 @@ class IncrementalEngine:
             cluster.reset()
 
 
-def _without_history(snapshot: Snapshot) -> list[Policy]:
+def _without_history(snapshot: Snapshot) -> list[TeamQuota]:
     return [replace(policy, history=0) for policy in snapshot.policies]

@@ -164,8 +164,8 @@ class QuotaLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """The quota of one team, user or activity.
+class TeamQuota:
+    """The quota of one team, user or activity: an entry of `policies` in the policy document.
 
     `history` is its past over-quota use, in milli-GPUs: the average, in which use halves in weight every
     `history_half_life`. Constant use gives a history equal to it.
@@ -270,7 +270,7 @@ class Snapshot:
     pools: tuple[Pool, ...] = ()
     nodes: tuple[Node, ...] = ()
     profiles: tuple[Profile, ...] = ()
-    policies: tuple[Policy, ...] = ()
+    policies: tuple[TeamQuota, ...] = ()
     workloads: tuple[Workload, ...] = ()
     paused: tuple[str, ...] = ()
 

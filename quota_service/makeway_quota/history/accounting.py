@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from ..engine.index.ledger import Account, Ledger, LineState
-from ..engine.snapshot import ADMITTED, Policy
+from ..engine.snapshot import ADMITTED, TeamQuota
 from ..engine.weights import decayed
 from ..store.records import Workload
 
@@ -36,8 +36,8 @@ class Accounting:
         self.clock = clock
         self._at = clock()
         self._history: dict[str, float] = {}
-        self._policies: tuple[Policy, ...] = ()
-        self._current: tuple[Policy, ...] = ()
+        self._policies: tuple[TeamQuota, ...] = ()
+        self._current: tuple[TeamQuota, ...] = ()
         self._ledger = Ledger(())
         self._pools: tuple[str, ...] = ()
         self._amounts: Amounts = lambda _: ()
@@ -55,7 +55,7 @@ class Accounting:
 
     def use(
         self,
-        policies: tuple[Policy, ...],
+        policies: tuple[TeamQuota, ...],
         pools: Iterable[str],
         half_life: float,
         amounts: Amounts,
@@ -128,7 +128,7 @@ class Accounting:
         """Return the history of one policy, in whole steps."""
         return round(self._history.get(name, 0.0) / STEP) * STEP
 
-    def policies(self) -> tuple[Policy, ...]:
+    def policies(self) -> tuple[TeamQuota, ...]:
         """Return the policies with their histories; the same object as before while these are the same."""
         if self.on:
             self.advance()
@@ -136,7 +136,7 @@ class Accounting:
                 self._current = self.applied(self._policies)
         return self._current
 
-    def applied(self, policies: tuple[Policy, ...], half_life: float = 1.0) -> tuple[Policy, ...]:
+    def applied(self, policies: tuple[TeamQuota, ...], half_life: float = 1.0) -> tuple[TeamQuota, ...]:
         """Return other policies with the histories of those of the same names, if they count."""
         return (
             policies

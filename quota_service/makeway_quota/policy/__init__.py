@@ -2,7 +2,7 @@
 
 from .advice import CAUGHT, warnings
 from .diff import diff
-from .document import Document, PolicyFacts, PoolFacts, ProfileFacts, workers_limit
+from .document import Document, PoolFacts, ProfileFacts, TeamFacts, workers_limit
 from .issues import Issue, PolicyInvalid, closest
 from .members import hub_name
 from .read import Sizes, read
@@ -13,11 +13,11 @@ __all__ = [
     "CAUGHT",
     "Document",
     "Issue",
-    "PolicyFacts",
     "PolicyInvalid",
     "PoolFacts",
     "ProfileFacts",
     "Sizes",
+    "TeamFacts",
     "closest",
     "diff",
     "hub_name",

@@ -6,12 +6,12 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..engine.snapshot import GPU, Policy, QuotaLine
+from ..engine.snapshot import GPU, QuotaLine, TeamQuota
 from ..wording import gpus
 from .document import Document
 from .issues import Loc, Problem, did_you_mean, quote
 from .limits import reservations_above_limits
-from .models import DocumentPolicy, DocumentPool, DocumentProfile, DocumentTable, QuotaTable
+from .models import DocumentPool, DocumentProfile, DocumentTable, DocumentTeamQuota, QuotaTable
 from .pod_template import claim_templates_of, has_only_claims
 
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
@@ -41,7 +41,7 @@ class Entries:
     top: DocumentTable
     pools: Mapping[str, tuple[Loc, DocumentPool]]
     profiles: Mapping[str, tuple[Loc, DocumentProfile]]
-    policies: Mapping[str, tuple[Loc, DocumentPolicy]]
+    policies: Mapping[str, tuple[Loc, DocumentTeamQuota]]
 
 
 def check(document: Document, entries: Entries, sizes: Mapping[str, int] | None, *, stored: bool) -> Iterator[Problem]:
@@ -121,7 +121,7 @@ def _check_images(loc: Loc, profile: DocumentProfile) -> Iterator[Problem]:
         yield (*loc, at, "default"), f"{quote(first)} is the default already; only one image can be"
 
 
-def _check_policy(loc: Loc, policy: DocumentPolicy, entries: Entries) -> Iterator[Problem]:
+def _check_policy(loc: Loc, policy: DocumentTeamQuota, entries: Entries) -> Iterator[Problem]:
     for at, line in enumerate(policy.quotas):
         yield from _check_quota((*loc, "quotas", at), line, entries)
     yield from _check_names((*loc, "groups"), policy.groups)
@@ -170,7 +170,7 @@ def _check_names(
             seen.add(name)
 
 
-def _check_parent(loc: Loc, policy: DocumentPolicy, entries: Entries) -> Iterator[Problem]:
+def _check_parent(loc: Loc, policy: DocumentTeamQuota, entries: Entries) -> Iterator[Problem]:
     if policy.parent is None:
         return
     if policy.parent not in entries.policies:
@@ -220,13 +220,13 @@ def _covered(document: Document, line: QuotaLine) -> frozenset[str]:
     return frozenset(line.pools or (pool.name for pool in document.pools))
 
 
-def _reserved(document: Document, pools: frozenset[str]) -> Iterator[tuple[Policy, int]]:
+def _reserved(document: Document, pools: frozenset[str]) -> Iterator[tuple[TeamQuota, int]]:
     """Yield the policies without a parent and what they reserve in these pools, themselves or by their children."""
-    children: dict[str, list[Policy]] = {}
+    children: dict[str, list[TeamQuota]] = {}
     for policy in document.policies:
         children.setdefault(policy.parent or "", []).append(policy)
 
-    def reserved(policy: Policy, above: frozenset[str]) -> int:
+    def reserved(policy: TeamQuota, above: frozenset[str]) -> int:
         if policy.name in above:
             return 0
         own = sum(line.reserved for line in policy.quotas if _covered(document, line) <= pools)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from ..engine.snapshot import Policy, QuotaLine
+from ..engine.snapshot import QuotaLine, TeamQuota
 from ..wording import duration, gpus, number
 from .document import Document
 from .issues import quote
@@ -66,10 +66,10 @@ def _profiles(document: Document) -> dict[str, dict[str, Any]]:
 
 
 def _policies(document: Document) -> dict[str, dict[str, Any]]:
-    return {policy.name: _policy(policy) | _facts(document.policy_facts[policy.name]) for policy in document.policies}
+    return {policy.name: _policy(policy) | _facts(document.team_facts[policy.name]) for policy in document.policies}
 
 
-def _policy(policy: Policy) -> dict[str, Any]:
+def _policy(policy: TeamQuota) -> dict[str, Any]:
     return _facts(policy) | {"quotas": _lines(policy.quotas)}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from ..engine.snapshot import Kind, Policy, Pool, Profile, Settings
+from ..engine.snapshot import Kind, Pool, Profile, Settings, TeamQuota
 from .members import hub_name
 
 MAX_WORKERS_WITHOUT_GPUS = 100
@@ -99,7 +99,7 @@ class Volume:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyFacts:
+class TeamFacts:
     """The members of a team, groups of the Hub and single users, and the volumes of its jobs on a cluster."""
 
     groups: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ class _Index(NamedTuple):
 
     pools: Mapping[str, Pool]
     profiles: Mapping[str, Profile]
-    policies: Mapping[str, Policy]
+    policies: Mapping[str, TeamQuota]
     of_user: Mapping[str, Sequence[int]]
     written: Mapping[str, Sequence[tuple[str, int]]]
     """small letters to the entries with capitals that mean them, with the positions of their teams"""
@@ -126,7 +126,7 @@ class _Index(NamedTuple):
         written: dict[str, list[tuple[str, int]]] = {}
         of_group: dict[str, list[int]] = {}
         for at, policy in enumerate(document.policies):
-            facts = document.policy_facts.get(policy.name, PolicyFacts())
+            facts = document.team_facts.get(policy.name, TeamFacts())
             for user in dict.fromkeys(facts.users):
                 of_user.setdefault(user, []).append(at)
                 if (small := hub_name(user)) != user:
@@ -150,10 +150,10 @@ class Document:
     sessions_per_user: int = 2
     pools: tuple[Pool, ...] = ()
     profiles: tuple[Profile, ...] = ()
-    policies: tuple[Policy, ...] = ()
+    policies: tuple[TeamQuota, ...] = ()
     pool_facts: Mapping[str, PoolFacts] = field(default_factory=dict)
     profile_facts: Mapping[str, ProfileFacts] = field(default_factory=dict)
-    policy_facts: Mapping[str, PolicyFacts] = field(default_factory=dict)
+    team_facts: Mapping[str, TeamFacts] = field(default_factory=dict)
     work: Literal["private", "team"] = "private"
     """who reads code, environment, logs and results of jobs: their owners and the leads, or the whole team"""
     _index: _Index = field(init=False, repr=False, compare=False)
@@ -169,7 +169,7 @@ class Document:
         """Return a profile, None if there is none of that name."""
         return self._index.profiles.get(name)
 
-    def policy(self, name: str) -> Policy | None:
+    def policy(self, name: str) -> TeamQuota | None:
         """Return the policy of a team, None if there is none of that name."""
         return self._index.policies.get(name)
 
@@ -193,7 +193,7 @@ class Document:
 
     def shares_work(self, team: str) -> bool:
         """Whether the members of a team read what the jobs of all of them run and write."""
-        facts = self.policy_facts.get(team)
+        facts = self.team_facts.get(team)
         return (facts.work if facts is not None and facts.work else self.work) == "team"
 
     def profiles_for(self, team: str | None, kind: Kind) -> tuple[str, ...]:

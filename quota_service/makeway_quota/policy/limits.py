@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..engine.snapshot import Policy, QuotaLine
+from ..engine.snapshot import QuotaLine, TeamQuota
 from ..wording import gpus
 from .document import Document
 
-Children = Mapping[str, Sequence[Policy]]
+Children = Mapping[str, Sequence[TeamQuota]]
 
 
 def reservations_above_limits(document: Document) -> Iterator[tuple[str, str, int | None]]:
@@ -17,7 +17,7 @@ def reservations_above_limits(document: Document) -> Iterator[tuple[str, str, in
     A limit bounds the usage of a policy and its children in the pools of its line. Reservations whose pools all lie
     within those pools count against it together; one that also covers other pools can be met there, and does not count.
     """
-    children: dict[str, list[Policy]] = {}
+    children: dict[str, list[TeamQuota]] = {}
     for policy in document.policies:
         children.setdefault(policy.parent or "", []).append(policy)
     all_pools = frozenset(pool.name for pool in document.pools)
@@ -28,9 +28,9 @@ def reservations_above_limits(document: Document) -> Iterator[tuple[str, str, in
 
 
 def _exceeded(
-    policy: Policy, limit: int, pools: frozenset[str], children: Children, all_pools: frozenset[str]
+    policy: TeamQuota, limit: int, pools: frozenset[str], children: Children, all_pools: frozenset[str]
 ) -> Iterator[tuple[str, str, int | None]]:
-    contributions: list[tuple[Policy, int]] = []
+    contributions: list[tuple[TeamQuota, int]] = []
     own = _own_reserved(policy, pools, all_pools)
     if own > limit:
         contributions = [(policy, own)]
@@ -57,7 +57,7 @@ def _exceeded(
 
 
 def _reserved_below(
-    policy: Policy, pools: frozenset[str], children: Children, all_pools: frozenset[str], ancestors: frozenset[str]
+    policy: TeamQuota, pools: frozenset[str], children: Children, all_pools: frozenset[str], ancestors: frozenset[str]
 ) -> int:
     """Return the milli-GPUs that a policy and its children reserve in these pools, at least.
 
@@ -70,7 +70,7 @@ def _reserved_below(
     return max(_own_reserved(policy, pools, all_pools), below)
 
 
-def _own_reserved(policy: Policy, pools: frozenset[str], all_pools: frozenset[str]) -> int:
+def _own_reserved(policy: TeamQuota, pools: frozenset[str], all_pools: frozenset[str]) -> int:
     """Return what its own lines reserve in these pools: together where they share none, else at least the largest."""
     lines = [(line.reserved, _covered(line, all_pools)) for line in policy.quotas]
     within = [(amount, covered) for amount, covered in lines if amount and covered <= pools]

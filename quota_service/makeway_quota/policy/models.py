@@ -152,7 +152,7 @@ class QuotaTable(Table):
     lend: Gpus | None = None
 
 
-class PolicyTable(Table):
+class TeamQuotaTable(Table):
     """A policy as the engine knows it."""
 
     name: Name
@@ -231,7 +231,7 @@ class VolumeTable(Table):
     read_only: Flag = False
 
 
-class DocumentPolicy(PolicyTable):
+class DocumentTeamQuota(TeamQuotaTable):
     """An entry of `policies`."""
 
     title: Title = ""

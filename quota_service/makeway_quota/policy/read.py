@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
-from ..engine.snapshot import Policy, Pool, Profile, Settings
+from ..engine.snapshot import Pool, Profile, Settings, TeamQuota
 from .check import WITHOUT_EFFECT, Entries, check
-from .document import Document, PolicyFacts, PoolFacts, ProfileFacts
+from .document import Document, PoolFacts, ProfileFacts, TeamFacts
 from .issues import Issue, Loc, PolicyInvalid, Problem, in_order, place, quote
-from .models import DocumentPolicy, DocumentPool, DocumentProfile, DocumentSettings, DocumentTable
+from .models import DocumentPool, DocumentProfile, DocumentSettings, DocumentTable, DocumentTeamQuota
 from .source import Source, UnreadableDocument, parse
 from .tables import ENOUGH, Table, validate_partly
 
 T = TypeVar("T", bound=Table)
-E = TypeVar("E", DocumentPool, DocumentProfile, DocumentPolicy)
+E = TypeVar("E", DocumentPool, DocumentProfile, DocumentTeamQuota)
 Sizes = Mapping[str, int] | Callable[[Document], Mapping[str, int]]
 MAX_BYTES = 1_000_000
 
@@ -39,7 +39,7 @@ def read(text: str, file: str = "policy.yaml", sizes: Sizes | None = None, *, st
         top,
         reader.section(DocumentPool, "pools", top.pools),
         reader.section(DocumentProfile, "profiles", top.profiles),
-        reader.section(DocumentPolicy, "policies", top.policies),
+        reader.section(DocumentTeamQuota, "policies", top.policies),
     )
     document = _document(settings, entries)
     checked = check(document, entries, sizes(document) if callable(sizes) else sizes, stored=stored)
@@ -95,7 +95,7 @@ def _document(settings: DocumentSettings, entries: Entries) -> Document:
         work=settings.work,
         pools=tuple(table.as_value(Pool) for table in pools.values()),
         profiles=tuple(_profile(table, settings, tuple(pools), tuple(policies)) for table in profiles.values()),
-        policies=tuple(table.as_value(Policy) for table in policies.values()),
+        policies=tuple(table.as_value(TeamQuota) for table in policies.values()),
         pool_facts={name: _pool_facts(table) for name, table in pools.items()},
         profile_facts={
             name: table.as_value(
@@ -106,7 +106,7 @@ def _document(settings: DocumentSettings, entries: Entries) -> Document:
             )
             for name, table in profiles.items()
         },
-        policy_facts={name: table.as_value(PolicyFacts) for name, table in policies.items()},
+        team_facts={name: table.as_value(TeamFacts) for name, table in policies.items()},
     )
 
 

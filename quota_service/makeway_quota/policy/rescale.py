@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ..engine.snapshot import GPU, Policy, QuotaLine, from_milli
+from ..engine.snapshot import GPU, QuotaLine, TeamQuota, from_milli
 from .check import overcommitted
 from .document import Document
 from .issues import Loc
@@ -44,7 +44,7 @@ def rescale(document: Document, sizes: Mapping[str, int]) -> Document:
     return document
 
 
-def _scaled(document: Document, factors: Mapping[str, float], share_out: bool) -> tuple[Policy, ...]:
+def _scaled(document: Document, factors: Mapping[str, float], share_out: bool) -> tuple[TeamQuota, ...]:
     """Scale every quota line. `share_out`: round up while the sum over all teams allows it, else always down."""
     wanted: dict[tuple[str, ...], float] = {}
     given: dict[tuple[str, ...], int] = {}

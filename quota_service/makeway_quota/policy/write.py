@@ -8,7 +8,7 @@ import yaml
 
 from ..engine.snapshot import Pool, Profile
 from .document import Document
-from .models import DocumentPolicy, DocumentPool, DocumentProfile, DocumentSettings, LocalNodes, PoolNodes
+from .models import DocumentPool, DocumentProfile, DocumentSettings, DocumentTeamQuota, LocalNodes, PoolNodes
 from .tables import Table
 
 
@@ -21,7 +21,7 @@ def write(document: Document) -> str:
         "pools": [_entry(_pool(pool, document)) for pool in document.pools],
         "profiles": [_entry(_profile(profile, document)) for profile in document.profiles],
         "policies": [
-            _entry(DocumentPolicy.of(policy, document.policy_facts[policy.name])) for policy in document.policies
+            _entry(DocumentTeamQuota.of(policy, document.team_facts[policy.name])) for policy in document.policies
         ],
     }
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)

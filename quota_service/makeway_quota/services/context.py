@@ -128,7 +128,7 @@ class Context:
         own, led = self.teams_of(caller), caller.groups_with("manage")
         if not led:
             return own
-        facts = self.document.policy_facts
+        facts = self.document.team_facts
         return tuple(p.name for p in self.document.policies if p.name in own or led.intersection(facts[p.name].groups))
 
     def managed_teams(self, caller: Caller) -> tuple[str, ...] | None:
@@ -137,7 +137,7 @@ class Context:
 
     def manages(self, caller: Caller, team: str | None) -> bool:
         """Whether the caller may manage the work of a team."""
-        facts = self.document.policy_facts.get(team or "")
+        facts = self.document.team_facts.get(team or "")
         return caller.manages(facts.groups if facts else ())
 
     def title(self, team: str | None) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..engine.snapshot import GPU, Node, Policy, Pool, Profile, QuotaLine, Settings
+from ..engine.snapshot import GPU, Node, Pool, Profile, QuotaLine, Settings, TeamQuota
 from ..policy import Document
 from .trace import Arrival
 
@@ -19,7 +19,7 @@ class SimulatedCluster:
     pools: tuple[Pool, ...]
     nodes: tuple[Node, ...]
     profiles: tuple[Profile, ...]
-    policies: tuple[Policy, ...]
+    policies: tuple[TeamQuota, ...]
     settings: Settings = field(default_factory=Settings)
 
     @property
@@ -41,7 +41,7 @@ def of_quotas(
     nodes: int | None = None,
     settings: Settings | None = None,
     grace: float = 60.0,
-    starts_with: Sequence[Policy] = (),
+    starts_with: Sequence[TeamQuota] = (),
     small_first: bool = False,
     reclaim_after: float = 0.0,
 ) -> SimulatedCluster:
@@ -51,7 +51,7 @@ def of_quotas(
     seconds that every job waits for free GPUs before any other is evicted for it.
     """
     count = nodes if nodes is not None else math.ceil(sum(quotas.values()) / node_gpus)
-    teams = starts_with or tuple(Policy(team, (QuotaLine((), gpus * GPU),)) for team, gpus in sorted(quotas.items()))
+    teams = starts_with or tuple(TeamQuota(team, (QuotaLine((), gpus * GPU),)) for team, gpus in sorted(quotas.items()))
     ranks = (tuple(p.name for p in teams),)
     profiles = tuple(
         _profile(size, node_gpus, ranks, grace, reclaim_after) for size in sorted(set(sizes), reverse=True)

@@ -14,7 +14,7 @@ from ..engine.incremental import IncrementalEngine
 from ..engine.index.pending import Pending
 from ..engine.plan import Plan, Waiting
 from ..engine.request import need_of
-from ..engine.snapshot import Policy, Snapshot
+from ..engine.snapshot import Snapshot, TeamQuota
 from ..engine.snapshot import Workload as Live
 from ..history.durations import Durations
 from ..store.records import Workload
@@ -72,7 +72,7 @@ class IncrementalPlanner:
             pool.mix[need.shape] = pool.mix.get(need.shape, 0) + count * need.min_workers
             pool.mixed += 1
 
-    def show(self, policies: tuple[Policy, ...]) -> None:
+    def show(self, policies: tuple[TeamQuota, ...]) -> None:
         """Take the policies as they are now: with their histories."""
         self.engine.use(replace(self.engine.shown, policies=policies))
 

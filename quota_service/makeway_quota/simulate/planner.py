@@ -8,7 +8,7 @@ from typing import Protocol
 from ..control.world.engine_view import as_workload
 from ..engine.plan import Plan
 from ..engine.schedule import schedule
-from ..engine.snapshot import Placed, Placement, Policy, Snapshot
+from ..engine.snapshot import Placed, Placement, Snapshot, TeamQuota
 from ..history.durations import Durations
 from ..store.records import Workload
 from ..values import Place
@@ -18,7 +18,7 @@ from .cluster import SimulatedCluster
 class ReplayPlanner(Protocol):
     """Turns the store into a plan. `changed` names the workloads that changed since the last call."""
 
-    def show(self, policies: tuple[Policy, ...]) -> None:
+    def show(self, policies: tuple[TeamQuota, ...]) -> None:
         """Take the policies as they are now: with their histories."""
 
     def plan(self, now: float, rows: Mapping[str, Workload], changed: Iterable[str]) -> Plan:
@@ -36,7 +36,7 @@ class FullPlanner:
         self.durations = durations or Durations()
         self.policies = cluster.policies
 
-    def show(self, policies: tuple[Policy, ...]) -> None:
+    def show(self, policies: tuple[TeamQuota, ...]) -> None:
         """Take the policies as they are now: with their histories."""
         self.policies = policies
 

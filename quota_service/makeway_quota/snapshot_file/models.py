@@ -10,16 +10,16 @@ from ..engine.snapshot import (
     Kind,
     Node,
     Placed,
-    Policy,
     Pool,
     Profile,
     Settings,
     Snapshot,
     State,
+    TeamQuota,
     Terminating,
     Workload,
 )
-from ..policy.models import PolicyTable, PoolTable, ProfileTable, SettingsTable
+from ..policy.models import PoolTable, ProfileTable, SettingsTable, TeamQuotaTable
 from ..policy.quantities import (
     Cores,
     Count,
@@ -125,10 +125,10 @@ class FileProfile(ProfileTable):
     models: Many[Name] = ()
 
 
-class FilePolicy(PolicyTable):
+class FileTeamQuota(TeamQuotaTable):
     """An entry of `policies`. `history` is its decayed over-quota use."""
 
-    record = Policy
+    record = TeamQuota
 
     history: Gpus = 0
     title: str = ""
@@ -200,6 +200,6 @@ class SnapshotTable(Table):
     pools: Many[FilePool] = ()
     nodes: Many[FileNode] = ()
     profiles: Many[FileProfile] = ()
-    policies: Many[FilePolicy] = ()
+    policies: Many[FileTeamQuota] = ()
     workloads: Many[FileWorkload] = ()
     paused: Many[Name] = ()

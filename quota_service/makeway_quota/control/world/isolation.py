@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from ...engine.incremental import IncrementalEngine
 from ...engine.plan import Plan
-from ...engine.snapshot import ADMITTED, GPU, Node, Policy, Snapshot, Workload
+from ...engine.snapshot import ADMITTED, GPU, Node, Snapshot, TeamQuota, Workload
 from ...quarantine import Kind, reason_of
 from .engine_view import EngineChanges
 
@@ -247,12 +247,12 @@ def _items(snapshot: Snapshot) -> list[Item]:
     return [(kind, name) for kind, names_of_kind in names for name in names_of_kind]
 
 
-def _parents_first(policies: Iterable[Policy]) -> list[str]:
+def _parents_first(policies: Iterable[TeamQuota]) -> list[str]:
     known = {policy.name: policy for policy in policies}
     return sorted(known, key=lambda name: (len(_departments(name, known)), name))
 
 
-def _departments(name: str, known: Mapping[str, Policy]) -> list[str]:
+def _departments(name: str, known: Mapping[str, TeamQuota]) -> list[str]:
     """Return the departments of a policy, nearest first."""
     result: list[str] = []
     parent = known[name].parent

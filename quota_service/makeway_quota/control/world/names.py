@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ...engine.snapshot import Policy
+from ...engine.snapshot import TeamQuota
 from ...policy import Document
 from ...store.records import Workload
 from ...wording import Names
 
 
-def names_of(policies: Iterable[Policy], rows: Mapping[str, Workload], document: Document | None = None) -> Names:
+def names_of(policies: Iterable[TeamQuota], rows: Mapping[str, Workload], document: Document | None = None) -> Names:
     """Return the names for sentences about these workloads: “name” of a job, titles of teams and profiles.
 
     What has no name keeps its id; profiles have titles only where their `document` is given.

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from ...backends.base import AttemptStatus, NodeStatus, Observation
-from ...engine.snapshot import ADMITTED, Policy, Snapshot
+from ...engine.snapshot import ADMITTED, Snapshot, TeamQuota
 from ...history.accounting import Accounting
 from ...history.durations import Durations
 from ...policy import Document
@@ -482,7 +482,7 @@ class World:
         return [rows[id] for id in sorted(self._active.on_node.get(host, ()))]
 
 
-def _plain(document: Document, policies: tuple[Policy, ...], now: float) -> Snapshot:
+def _plain(document: Document, policies: tuple[TeamQuota, ...], now: float) -> Snapshot:
     doc = document
     return Snapshot(now=now, settings=doc.settings, pools=doc.pools, profiles=doc.profiles, policies=policies)
 

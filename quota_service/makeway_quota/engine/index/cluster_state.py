@@ -101,7 +101,7 @@ class ClusterState:
         self.terminating_for: dict[str, list[Allocation]] = {}
         self.hosts, self.late = {}, Late()
         self.attached: dict[tuple[str, str], bool] = {}
-        """Policy and profile to whether the policy may use the profile."""
+        """Team and profile to whether the policy may use the profile."""
         self._priorities: dict[tuple[str, str], dict[int, int]] = {}
         self.fresh: dict[str, Allocation] = {}
         """Starts of this plan, or of the last one, that no snapshot has confirmed yet."""

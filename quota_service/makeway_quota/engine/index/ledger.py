@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ..plan import LineUsage
-from ..snapshot import Policy, QuotaLine
+from ..snapshot import QuotaLine, TeamQuota
 from ..weights import over_per_weight
 from .nodes import Allocation
 
@@ -100,7 +100,7 @@ class Guarantee(NamedTuple):
 class Account:
     """One policy with its lines; `chain` is itself, its department, and so on up."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: TeamQuota) -> None:
         self.policy = policy
         self.lines = tuple(LineState(self, quota) for quota in policy.quotas)
         self.parent: Account | None = None
@@ -255,7 +255,7 @@ class Account:
 class Ledger:
     """All accounts, and the checks of a request against them."""
 
-    def __init__(self, policies: Iterable[Policy]) -> None:
+    def __init__(self, policies: Iterable[TeamQuota]) -> None:
         self.accounts = {policy.name: Account(policy) for policy in policies}
         for account in self.accounts.values():
             if account.policy.parent is not None:
@@ -284,7 +284,7 @@ class Ledger:
     def account(self, name: str) -> Account:
         """Return a policy's account; work of a deleted policy counts on one that reserves nothing."""
         if name not in self.accounts:
-            self.accounts[name] = Account(Policy(name, weight="None"))
+            self.accounts[name] = Account(TeamQuota(name, weight="None"))
         return self.accounts[name]
 
     def record(
@@ -410,7 +410,7 @@ def is_within(quota: QuotaLine, other: QuotaLine) -> bool:
     return not other.pools or (bool(quota.pools) and set(quota.pools) <= set(other.pools))
 
 
-def reserved_within(policy: Policy, quota: QuotaLine) -> int:
+def reserved_within(policy: TeamQuota, quota: QuotaLine) -> int:
     """Return what a policy's own lines reserve of a department's line; one within another of them adds nothing."""
     within = [line for line in policy.quotas if line.reserved > 0 and is_within(line, quota)]
     outer = [

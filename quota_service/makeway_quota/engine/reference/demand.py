@@ -10,7 +10,7 @@ from ..snapshot import Workload
 from .state.cluster import Cluster, WorkerPlacement
 from .state.groups import WorkloadGroup, key
 from .state.placement import find
-from .state.quota import PolicyLine, counts, in_quota, limiting, pool_usage, reserving, static_quota
+from .state.quota import TeamQuotaLine, counts, in_quota, limiting, pool_usage, reserving, static_quota
 from .state.spare import room_on_a_new_node
 
 
@@ -84,14 +84,14 @@ def admits(cluster: Cluster, group: WorkloadGroup, pool: str, claims: Sequence[C
     if group.may_borrow:
         return True
 
-    def reserved(line: PolicyLine, beyond: bool) -> int:
+    def reserved(line: TeamQuotaLine, beyond: bool) -> int:
         alike = [claim for claim in claims if claim.group.non_preemptible or not group.non_preemptible]
         return _claimed(cluster, line, alike, beyond)
 
     return in_quota(cluster, group.chain, pool, amount, group.non_preemptible, reserved)
 
 
-def _claimed(cluster: Cluster, line: PolicyLine, claims: Sequence[Claim], beyond: bool = False) -> int:
+def _claimed(cluster: Cluster, line: TeamQuotaLine, claims: Sequence[Claim], beyond: bool = False) -> int:
     """Return what claims count on a line, each once; `beyond`: where no level below the line reserves anything."""
     total = 0
     for group, pools in claims:

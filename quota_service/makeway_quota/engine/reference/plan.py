@@ -14,7 +14,7 @@ from .reasons import Reason, reason
 from .scaling import scale
 from .state.cluster import Cluster, WorkerPlacement
 from .state.groups import WorkloadGroup
-from .state.quota import PolicyLine, counts
+from .state.quota import TeamQuotaLine, counts
 from .victims.victims import Right
 
 _RULES: dict[Right | None, str] = {
@@ -58,7 +58,7 @@ def schedule(snapshot: Snapshot) -> Plan:
         keep=tuple(name for name in running if name not in decisions.evicted),
         terminating=tuple(w.id for w in told.values() if w.state == "checkpointing"),
         usage=tuple(
-            _usage(cluster, PolicyLine(name, quota))
+            _usage(cluster, TeamQuotaLine(name, quota))
             for name, policy in cluster.policies.items()
             for quota in policy.quotas
         ),
@@ -167,6 +167,6 @@ def _refusal(name: str) -> Refusal:
     return Refusal(name, "not_in_quota", "session_in_quota", (Fact("plain_refusal"),), {})
 
 
-def _usage(cluster: Cluster, line: PolicyLine) -> LineUsage:
+def _usage(cluster: Cluster, line: TeamQuotaLine) -> LineUsage:
     counted, quota = counts(cluster, line), line.quota
     return LineUsage(line.policy, quota.pools, quota.reserved, quota.limit, counted.now, counted.non_preemptible)

@@ -38,7 +38,7 @@ class TeamCount:
 
 
 UsageByPool = Mapping[str, Mapping[str, tuple[int, int]]]
-"""Policy to pool to milli-GPUs (of non-preemptible work, of all work), its child teams' work included."""
+"""Team to pool to milli-GPUs (of non-preemptible work, of all work), its child teams' work included."""
 
 
 def usage_by_team(snapshot: Snapshot) -> tuple[TeamUsage, ...]:

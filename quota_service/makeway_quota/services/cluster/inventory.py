@@ -9,9 +9,9 @@ from typing import Generic, TypeVar
 from makeway_api.models import Device, Holder, Image, Kind, Node, Policy, Pool, Profile, QuotaLine, State
 
 from ...control.reads.read_model import NodeKey, NodeUse, ReadModel, ReadModels
-from ...engine.snapshot import Policy as EnginePolicy
 from ...engine.snapshot import Pool as EnginePool
 from ...engine.snapshot import Profile as EngineProfile
+from ...engine.snapshot import TeamQuota
 from ...policy import Document
 from ...values import ordinal
 from ...wording.unassigned import unassigned_sentences
@@ -165,7 +165,7 @@ class InventoryService:
     async def policies(self, caller: Caller) -> list[Policy]:
         """Return the policies of the teams that the caller may see."""
         document, teams = self._context.document, self._context.visible_teams(caller)
-        return [policy_model(document, p) for p in document.policies if teams is None or p.name in teams]
+        return [team_quota_model(document, p) for p in document.policies if teams is None or p.name in teams]
 
 
 async def _answer(answers: dict[Teams, LatestAnswer[T]], teams: Teams, make: Callable[[], LatestAnswer[T]]) -> T:
@@ -263,9 +263,9 @@ def profile_model(document: Document, profile: EngineProfile) -> Profile:
     )
 
 
-def policy_model(document: Document, policy: EnginePolicy) -> Policy:
+def team_quota_model(document: Document, policy: TeamQuota) -> Policy:
     """Return a policy as the API shows it."""
-    facts = document.policy_facts[policy.name]
+    facts = document.team_facts[policy.name]
     return Policy(
         name=policy.name,
         title=policy.label,

@@ -11,7 +11,7 @@ from ...autoscale.budget import count_money
 from ...autoscale.document import read_deployment
 from ...control.reads.read_model import ReadModel, TeamLoad
 from ...engine.rules.usage import TeamCount
-from ...engine.snapshot import Policy
+from ...engine.snapshot import TeamQuota
 from ...policy import PolicyInvalid
 from ...store.records import StoredDeployment
 from ...store.store import Store
@@ -84,12 +84,12 @@ def _removed_teams(model: ReadModel, user: str) -> Iterator[TeamUsage]:
     """Yield the usage of the teams that still use GPUs although the policy has them no more."""
     known = {policy.name for policy in model.document.policies}
     for name in sorted(model.usage.keys() - known):
-        usage = _team_usage(model, Policy(name, title=f"{name} (removed)"), model.usage[name], user, [])
+        usage = _team_usage(model, TeamQuota(name, title=f"{name} (removed)"), model.usage[name], user, [])
         if usage.used:
             yield usage.model_copy(update={"removed": True})
 
 
-def _team_usage(model: ReadModel, policy: Policy, count: TeamCount, user: str, lent_to: list[Lending]) -> TeamUsage:
+def _team_usage(model: ReadModel, policy: TeamQuota, count: TeamCount, user: str, lent_to: list[Lending]) -> TeamUsage:
     load = model.loads.get(policy.name, TeamLoad())
     return TeamUsage(
         team=policy.name,

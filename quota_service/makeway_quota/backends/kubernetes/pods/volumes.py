@@ -29,7 +29,7 @@ class Mount:
 
 def team_mounts(document: Document | None, team: str) -> list[Mount]:
     """Return the mounts of a team's volumes; none before there is a document."""
-    facts = document.policy_facts.get(team) if document is not None else None
+    facts = document.team_facts.get(team) if document is not None else None
     return [
         Mount(f"makeway-team-{volume.name}", volume.claim, volume.path, volume.sub_path, volume.read_only)
         for volume in (facts.volumes if facts is not None else ())

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ...index.devices import UNLIMITED, devices_of, finds_devices, hosts, stand_in
 from ...request import Need, may_run, need_of
-from ...snapshot import ADMITTED, GPU, LIVE, Node, Placed, Placement, Policy, Pool, Profile, Snapshot, Workload
+from ...snapshot import ADMITTED, GPU, LIVE, Node, Placed, Placement, Pool, Profile, Snapshot, TeamQuota, Workload
 
 
 class WorkerPlacement(NamedTuple):
@@ -103,7 +103,7 @@ class Cluster:
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot, self.now, self.settings = snapshot, snapshot.now, snapshot.settings
         self.profiles: dict[str, Profile] = {p.name: p for p in snapshot.profiles}
-        self.policies: dict[str, Policy] = {p.name: p for p in sorted(snapshot.policies, key=lambda p: p.name)}
+        self.policies: dict[str, TeamQuota] = {p.name: p for p in sorted(snapshot.policies, key=lambda p: p.name)}
         self.pools: dict[str, Pool] = {p.name: p for p in sorted(snapshot.pools, key=lambda p: p.name)}
         self.nodes: dict[str, Node] = {n.name: n for n in sorted(snapshot.nodes, key=lambda n: (n.pool, n.name))}
         for node in self.nodes.values():
@@ -248,9 +248,9 @@ class Cluster:
             at = self.policies[at].parent
         return tuple(result)
 
-    def policy(self, name: str) -> Policy:
+    def policy(self, name: str) -> TeamQuota:
         """Return a policy; one that was deleted reserves nothing and never runs over quota."""
-        return self.policies[name] if name in self.policies else Policy(name, weight="None")
+        return self.policies[name] if name in self.policies else TeamQuota(name, weight="None")
 
     def pools_of(self, workload: Workload) -> tuple[str, ...]:
         """Return the pools that a workload may use, first choice first."""

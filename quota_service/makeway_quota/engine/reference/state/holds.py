@@ -14,7 +14,7 @@ from ...snapshot import GPU, Workload
 from .cluster import Allocation, Blocked, Cluster, FreeResources
 from .groups import WorkloadGroup, age, full_rank, waits_too_long
 from .quota import (
-    PolicyLine,
+    TeamQuotaLine,
     counts,
     in_quota,
     limiting,
@@ -96,7 +96,7 @@ class Hold:
         limit = cluster.time_limit(workload)
         return limit is not None and self.until is not None and cluster.now + limit <= self.until
 
-    def in_the_way(self, cluster: Cluster, group: WorkloadGroup) -> PolicyLine | None:
+    def in_the_way(self, cluster: Cluster, group: WorkloadGroup) -> TeamQuotaLine | None:
         """Return a limit on which both count, and which has no room for both."""
         if not group.need.total:
             return None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from ...snapshot import WEIGHTS, Policy, QuotaLine
+from ...snapshot import WEIGHTS, QuotaLine, TeamQuota
 from ...weights import over_per_weight
 from .cluster import Allocation, Cluster
 
 
-class PolicyLine(NamedTuple):
+class TeamQuotaLine(NamedTuple):
     """One quota line of one policy."""
 
     policy: str
@@ -81,7 +81,7 @@ def _counts(
     )
 
 
-def counts(cluster: Cluster, line: PolicyLine) -> Counts:
+def counts(cluster: Cluster, line: TeamQuotaLine) -> Counts:
     """Count what a line covers."""
     return _count(cluster, line.policy, line.quota.pools or tuple(cluster.pools))
 
@@ -101,17 +101,17 @@ def owner_usage(cluster: Cluster, policy: str, owner: str) -> int:
 # Lines
 
 
-def covering(cluster: Cluster, policy: str, pool: str) -> list[PolicyLine]:
+def covering(cluster: Cluster, policy: str, pool: str) -> list[TeamQuotaLine]:
     """Return the policy's lines that cover a pool."""
-    return [PolicyLine(policy, quota) for quota in cluster.policy(policy).quotas if quota.covers(pool)]
+    return [TeamQuotaLine(policy, quota) for quota in cluster.policy(policy).quotas if quota.covers(pool)]
 
 
-def reserving(cluster: Cluster, policy: str, pool: str) -> list[PolicyLine]:
+def reserving(cluster: Cluster, policy: str, pool: str) -> list[TeamQuotaLine]:
     """Return the policy's lines that reserve something in a pool."""
     return [line for line in covering(cluster, policy, pool) if line.quota.reserved > 0]
 
 
-def limiting(cluster: Cluster, chain: Sequence[str], pool: str) -> list[PolicyLine]:
+def limiting(cluster: Cluster, chain: Sequence[str], pool: str) -> list[TeamQuotaLine]:
     """Return the lines that limit what a policy runs in a pool, its departments' included, nearest first."""
     lines = (line for level in chain for line in covering(cluster, level, pool))
     return [line for line in lines if line.quota.limit is not None]
@@ -125,11 +125,11 @@ def guarantor(cluster: Cluster, chain: Sequence[str], pool: str) -> str | None:
 # In quota
 
 
-Claimed = Callable[[PolicyLine, bool], int]
+Claimed = Callable[[TeamQuotaLine, bool], int]
 """What counts on a reserving line beside all that runs or is nominated: in all, or only beyond the lines below it."""
 
 
-def _nothing(line: PolicyLine, beyond: bool) -> int:
+def _nothing(line: TeamQuotaLine, beyond: bool) -> int:
     return 0
 
 
@@ -172,7 +172,7 @@ def _promised_below(cluster: Cluster, policy: str, quota: QuotaLine, above: tupl
     return total
 
 
-def _reserved_within(policy: Policy, quota: QuotaLine) -> int:
+def _reserved_within(policy: TeamQuota, quota: QuotaLine) -> int:
     """Return what a policy's own lines reserve of a department's line; one within another of them adds nothing."""
     by_pools: dict[frozenset[str], int] = {}
     for line in policy.quotas:
@@ -191,7 +191,7 @@ def _inside(pools: frozenset[str], others: frozenset[str]) -> bool:
     return not others or bool(pools and pools <= others)
 
 
-def _beyond(cluster: Cluster, line: PolicyLine, non_preemptible: bool) -> int:
+def _beyond(cluster: Cluster, line: TeamQuotaLine, non_preemptible: bool) -> int:
     """Return what a department's work uses of its line without having a line of its own below it."""
     total = 0
     for name in cluster.policies:
@@ -220,7 +220,7 @@ def quota_numbers(cluster: Cluster, chain: Sequence[str], pool: str, non_preempt
 # Limits, capacity and static quotas
 
 
-def over_limit(cluster: Cluster, chain: Sequence[str], pool: str, amount: int, in_future: bool) -> PolicyLine | None:
+def over_limit(cluster: Cluster, chain: Sequence[str], pool: str, amount: int, in_future: bool) -> TeamQuotaLine | None:
     """Return the first line whose limit `amount` more would exceed; `in_future`: in the future only."""
     for line in limiting(cluster, chain, pool):
         counted = counts(cluster, line)
@@ -230,13 +230,13 @@ def over_limit(cluster: Cluster, chain: Sequence[str], pool: str, amount: int, i
     return None
 
 
-def blocking(cluster: Cluster, chain: Sequence[str], pool: str, amount: int) -> list[PolicyLine]:
+def blocking(cluster: Cluster, chain: Sequence[str], pool: str, amount: int) -> list[TeamQuotaLine]:
     """Return the lines whose limits `amount` more would exceed in the future."""
     lines = limiting(cluster, chain, pool)
     return [line for line in lines if counts(cluster, line).future + amount > (line.quota.limit or 0)]
 
 
-def counts_on(cluster: Cluster, line: PolicyLine, allocation: Allocation) -> bool:
+def counts_on(cluster: Cluster, line: TeamQuotaLine, allocation: Allocation) -> bool:
     """Whether an allocation counts on a line: its policy or a department of it has the line, which covers its pool."""
     pools = line.quota.pools or tuple(cluster.pools)
     return line.policy in allocation.chain and allocation.amount_in(pools) > 0
@@ -256,7 +256,7 @@ def over_capacity(cluster: Cluster, pool: str, amount: int, in_future: bool = Fa
     return capacity is not None and pool_usage(cluster, pool, in_future) + amount > capacity
 
 
-def unlent(line: PolicyLine) -> int:
+def unlent(line: TeamQuotaLine) -> int:
     """Return how much of a reservation is never lent."""
     quota = line.quota
     return max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))
@@ -278,7 +278,7 @@ def _kept_within(cluster: Cluster, policy: str, kept: Sequence[tuple[str, int]])
     return max(own, sum(_kept_within(cluster, name, kept) for name in teams))
 
 
-def _kept_by(cluster: Cluster, line: PolicyLine, in_future: bool) -> int:
+def _kept_by(cluster: Cluster, line: TeamQuotaLine, in_future: bool) -> int:
     counted = counts(cluster, line)
     return max(0, unlent(line) - (counted.future if in_future else counted.now))
 
@@ -296,13 +296,15 @@ def _unused(cluster: Cluster, policy: str, pool: str) -> int:
     return max(0, own, sum(_unused(cluster, name, pool) for name in teams))
 
 
-def static_quota(cluster: Cluster, chain: Sequence[str], pool: str, amount: int, in_future: bool) -> PolicyLine | None:
+def static_quota(
+    cluster: Cluster, chain: Sequence[str], pool: str, amount: int, in_future: bool
+) -> TeamQuotaLine | None:
     """Return another team's static quota whose idle GPUs `amount` more would use.
 
     Also counted: static quotas whose pools lie within that line's. Those covering `pool` count fully; the others, this
     team's own included, count at most what their own pools have free.
     """
-    every = [PolicyLine(name, quota) for name in cluster.policies for quota in cluster.policies[name].quotas]
+    every = [TeamQuotaLine(name, quota) for name in cluster.policies for quota in cluster.policies[name].quotas]
     kept = [(line, idle) for line in every if unlent(line) and (idle := _kept_by(cluster, line, in_future))]
     covering = [(ln, idle) for ln, idle in kept if ln.quota.covers(pool) and ln.policy not in chain]
     other_pools = [
@@ -415,13 +417,13 @@ def above(
 
 
 def _above(
-    cluster: Cluster, line: PolicyLine, pool: str, request: Request, gone: Sequence[tuple[Allocation, int]]
+    cluster: Cluster, line: TeamQuotaLine, pool: str, request: Request, gone: Sequence[tuple[Allocation, int]]
 ) -> bool:
     more = request.amount if line.policy in request.chain and line.quota.covers(pool) else 0
     return counts(cluster, line).future + more - counted_on(cluster, line, gone) > line.quota.reserved
 
 
-def counted_on(cluster: Cluster, line: PolicyLine, gone: Sequence[tuple[Allocation, int]]) -> int:
+def counted_on(cluster: Cluster, line: TeamQuotaLine, gone: Sequence[tuple[Allocation, int]]) -> int:
     """Return how much of what is gone counted on a line."""
     pools = line.quota.pools or tuple(cluster.pools)
     mine = [(allocation, amount) for allocation, amount in gone if line.policy in allocation.chain and amount]

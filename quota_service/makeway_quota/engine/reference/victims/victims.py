@@ -34,7 +34,7 @@ class Preemptor:
     replaced_by: frozenset[str] = frozenset()
     """The workloads that replaced a start of it in this plan: it withdraws theirs only if they do not return."""
     fair: dict[str, int] = field(default_factory=dict)
-    """Policy to its fair share beyond its reservation, as it is before the first victim."""
+    """Team to its fair share beyond its reservation, as it is before the first victim."""
 
     @property
     def over_quota(self) -> bool:

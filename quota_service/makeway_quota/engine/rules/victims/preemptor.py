@@ -54,11 +54,11 @@ class Preemptor:
     kept_out: bool = False
     """Whether a static quota kept it out although victims had made room on a node."""
     gone: dict[Account, int] = field(default_factory=dict)
-    """Policy to the milli-GPUs of the victims chosen so far."""
+    """Team to the milli-GPUs of the victims chosen so far."""
     gone_on: dict[LineState, int] = field(default_factory=dict)
     """The same by the lines that count them."""
     _right_at_first: dict[tuple[str, str], bool] = field(default_factory=dict)
-    """Policy and pool to whether all its work there is a candidate before any victim is chosen."""
+    """Team and pool to whether all its work there is a candidate before any victim is chosen."""
     _beyond: dict[str, list[LineState]] | None = None
     _fair: dict[Account, int] = field(default_factory=dict)
     _orders: dict[str, Order] = field(default_factory=dict)
@@ -128,21 +128,21 @@ class Preemptor:
         if victim.non_preemptible:
             return False
         if allocation.amount:
-            return self.is_candidate_policy(victim.policy) and self._may_evict(allocation)
+            return self.is_candidate_team_named(victim.policy) and self._may_evict(allocation)
         return victim.id in self._without_gpus() and self._frees(allocation) and self._may_evict(allocation)
 
     def shares(self) -> dict[Team, int]:
         """Return the share of each policy with candidates, in the pool and in those beside it."""
         pool, ledger = self.pool.pool.name, self.cluster.ledger
-        names = [name for name in self.cluster.lowest_priorities.get(pool, {}) if self.is_candidate_policy(name)]
+        names = [name for name in self.cluster.lowest_priorities.get(pool, {}) if self.is_candidate_team_named(name)]
         shares: dict[Team, int] = {name: ledger.account(name).share(pool) for name in names}
-        if self.is_candidate_policy(WITHOUT_GPUS):
+        if self.is_candidate_team_named(WITHOUT_GPUS):
             shares[WITHOUT_GPUS] = 0
         if self.pool.beside:
             shares[SEVERAL_POOLS] = 0
         for other in self.pool.beside:
             for name in self.cluster.lowest_priorities.get(other, {}):
-                if self.is_candidate_policy(name, other):
+                if self.is_candidate_team_named(name, other):
                     shares[other, name] = ledger.account(name).share(other)
             if "reservation" in self.rights:
                 shares[other, WITHOUT_GPUS] = 0
@@ -177,7 +177,7 @@ class Preemptor:
             elif policy in able:
                 may = able[policy]
             else:
-                may = able[policy] = self.is_candidate_policy(policy)
+                may = able[policy] = self.is_candidate_team_named(policy)
             if may:
                 candidates.append(allocation)
         return candidates
@@ -197,7 +197,7 @@ class Preemptor:
         if not allocation.amount:
             return "reservation" in self.rights and self._may_evict(allocation)
         policy = allocation.workload.policy
-        return self.is_candidate_policy(policy, self.nearest(allocation)) and self._may_evict(allocation)
+        return self.is_candidate_team_named(policy, self.nearest(allocation)) and self._may_evict(allocation)
 
     def _beside_each(self) -> dict[int, list[Allocation]]:
         """Return the candidates beside each node of the pool, by its position; computed once."""
@@ -259,7 +259,7 @@ class Preemptor:
 
     def _candidates(self) -> Iterator[Allocation]:
         cluster, pool = self.cluster, self.pool.pool.name
-        names = [(pool, n) for n in cluster.lowest_priorities.get(pool, {}) if self.is_candidate_policy(n)]
+        names = [(pool, n) for n in cluster.lowest_priorities.get(pool, {}) if self.is_candidate_team_named(n)]
         light = {name: a for name, a in self._without_gpus().items() if self._frees(a)}
         for allocations in (*map(cluster.preemptible.__getitem__, names), light, self._elsewhere()):
             for running in allocations.values():
@@ -277,7 +277,7 @@ class Preemptor:
                 if any(line.account in chain for line in lines):
                     limited |= cluster.preemptible[pool, name]
         others = {id: a for id, a in limited.items() if not a.is_in(self.pool)}
-        return {id: a for id, a in others.items() if self.is_candidate_policy(a.workload.policy, self.nearest(a))}
+        return {id: a for id, a in others.items() if self.is_candidate_team_named(a.workload.policy, self.nearest(a))}
 
     def nearest(self, allocation: Allocation) -> str:
         """Return the pool in which an allocation stands in the way: the preemptor's, if it counts there."""
@@ -367,7 +367,7 @@ class Preemptor:
             known = self._standings[team] = account.shares(pool), usage
         return known
 
-    def is_candidate_policy(self, name: str, pool: str = "") -> bool:
+    def is_candidate_team_named(self, name: str, pool: str = "") -> bool:
         """Whether work of a policy (or work `WITHOUT_GPUS`) may be a candidate before any victim is chosen.
 
         In the preemptor's pool, or in another one where a limit is in the way.
@@ -378,7 +378,11 @@ class Preemptor:
 
     def is_candidate_team(self, team: Team) -> bool:
         """Whether work of a policy may be a candidate before any victim is chosen, in the pool or beside it."""
-        return self.is_candidate_policy(team) if isinstance(team, str) else self.is_candidate_policy(team[1], team[0])
+        return (
+            self.is_candidate_team_named(team)
+            if isinstance(team, str)
+            else self.is_candidate_team_named(team[1], team[0])
+        )
 
     def _all_are_candidates(self, name: str, pool: str) -> bool:
         """Whether all work of a policy in a pool may be evicted, before any victim is chosen."""

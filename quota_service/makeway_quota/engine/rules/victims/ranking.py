@@ -37,7 +37,7 @@ class Ranking:
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
         self.heaps: dict[Team, list[tuple[Key, int]]] = {}
-        """Policy (in one pool) to the plain scores, or bounds, of the nodes where only it has candidates, with their
+        """Team (in one pool) to the plain scores, or bounds, of the nodes where only it has candidates, with their
         positions."""
         self.scores: dict[int, tuple[Team, Key, Victims | None]] = {}
         """Position of such a node to its policy, its plain score and its best set; None while it is a bound."""
@@ -141,7 +141,7 @@ class Ranking:
                     self._enter(position, *bound.only, None)
                 continue
             teams = {candidate.team for candidate in bound.candidates}
-            names = {team for team in teams if isinstance(team, str) and preemptor.is_candidate_policy(team)}
+            names = {team for team in teams if isinstance(team, str) and preemptor.is_candidate_team_named(team)}
             if len(names) > 1 or WITHOUT_GPUS in names:
                 self.mixed.add(position)
             elif names:
