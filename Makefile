@@ -18,6 +18,10 @@ RANDOM := invariants reference pools hosts changing_worlds holds shortcuts secon
 ARGS ?=
 
 comma := ,
+# Without MACHINES, a demo that is new has a pool that grows, and a later start is as the last one was.
+BACKEND = $(if $(MACHINES),MAKEWAY_BACKEND=$(or $(BACKEND_$(strip $(MACHINES))),$(error Use MACHINES=1 or MACHINES=0)) )
+BACKEND_0 := local
+BACKEND_1 := local$(comma)machines
 .PHONY: help setup run test check test-frameworks jupyterhub kube run-kube kube-test images coverage invariants mutations faults requests lint format bench screenshots docs takeover wheel clean
 
 help: ## List these commands
@@ -26,8 +30,8 @@ help: ## List these commands
 setup: ## Install everything from the lock files (again: nothing to do, at once)
 	@python=$$(sh scripts/find-python) && "$$python" scripts/set_up.py
 
-run: setup ## Start the portal on this machine; KEEP=1 leaves work running after Ctrl-C, MACHINES=1 adds a pool that grows
-	@$(if $(KEEP),MAKEWAY_KEEP=1 )$(if $(MACHINES),MAKEWAY_BACKEND=local$(comma)machines )exec .venv/bin/python -m makeway_hub.embedded
+run: setup ## Start the portal on this machine; KEEP=1 leaves work running after Ctrl-C, MACHINES=0 starts no machines
+	@$(if $(KEEP),MAKEWAY_KEEP=1 )$(BACKEND)exec .venv/bin/python -m makeway_hub.embedded
 
 test: setup ## Run every test, the browser's and Kubernetes' too; installs what is missing; BUILD_MINUTES=n limits the build
 	@.venv/bin/python scripts/set_up_kube.py --tests

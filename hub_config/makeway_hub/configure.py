@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -27,7 +26,7 @@ from .access import SERVICE, SPAWNER, service_fields
 from .address import Address, CannotStart
 from .databases import check_hub_database
 from .nodejs import proxy_command
-from .sample import SAMPLE_ADMIN, SAMPLE_GROUPS, SAMPLE_USERS
+from .sample import SAMPLE_ADMIN, SAMPLE_GROUPS, SAMPLE_USERS, set_samples
 from .settings import SERVICE_PATH, Settings, read
 from .site_settings import (
     check_spawn_page,
@@ -271,21 +270,8 @@ def _service_environment(settings: Settings, inside: str) -> dict[str, str]:
         MAKEWAY_URL=inside,
         MAKEWAY_HUB_PID=str(os.getpid()),
     )
-    _set_samples(env, settings)
+    set_samples(env, settings)
     return env
-
-
-def _set_samples(env: dict[str, str], settings: Settings) -> None:
-    """Set the documents that an empty database begins with; the demo with machines gets a deployment of some."""
-    machines = settings.mode == "demo" and "machines" in env.get("MAKEWAY_BACKEND", "").split(",")
-    here = Path(__file__).resolve().parent
-    for folder in (here.parent, here):  # in a checkout, in a wheel
-        own = folder / "machines"
-        if machines and "MAKEWAY_POLICY_FILE" not in env and (own / "policy.yaml").is_file():
-            env["MAKEWAY_POLICY_FILE"] = str(own / "policy.yaml")
-            env.setdefault("MAKEWAY_DEPLOYMENT_FILE", str(own / "deployment.yaml"))
-        elif (folder / "policy.yaml").is_file():
-            env.setdefault("MAKEWAY_POLICY_FILE", str(folder / "policy.yaml"))
 
 
 def _set_spawner(c: Any, settings: Settings) -> None:

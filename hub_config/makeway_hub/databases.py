@@ -53,6 +53,17 @@ def check_no_copy(state: StateDirectory) -> None:
             raise CannotStart(installations.is_a_copy(other, str(state.root)))
 
 
+def has_used_machines(state: StateDirectory) -> bool:
+    """Whether the service has launched machines, or began with a deployment of them, as the demo does."""
+    query = "SELECT 1 FROM machines UNION ALL SELECT 1 FROM deployments WHERE updated_by = 'makeway' LIMIT 1"
+    with (
+        suppress(sqlite3.Error),
+        closing(sqlite3.connect(f"file:{state.root / 'makeway.sqlite'}?mode=ro", uri=True)) as connection,
+    ):
+        return connection.execute(query).fetchone() is not None
+    return False
+
+
 def known_revisions(folder: Path) -> set[str]:
     """Return the versions to which the migrations in a folder lead."""
     texts = (file.read_text(encoding="utf-8") for file in folder.glob("*.py"))

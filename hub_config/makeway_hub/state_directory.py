@@ -68,6 +68,17 @@ class StateDirectory:
         return self.secrets / "password"
 
     @property
+    def backend_file(self) -> Path:
+        """The file with the backend of the demo's last start."""
+        return self.root / "backend"
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no service has made its tables here yet; `create` makes an empty file."""
+        database = self.root / "makeway.sqlite"
+        return not database.exists() or not database.stat().st_size
+
+    @property
     def proxy_pid(self) -> Path:
         """The pid file of JupyterHub's proxy."""
         return self.root / "proxy.pid"

@@ -1,4 +1,4 @@
-"""The demo with machines (`make run MACHINES=1`): it grows for a job, shrinks, and leaves nothing behind."""
+"""The demo with machines (a new `make run`): it grows for a job, shrinks, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
 
 @pytest.fixture
 def portal(tmp_path: Path) -> Iterator[Started]:
-    portal = Started(tmp_path, command=EMBEDDED, env={"MAKEWAY_BACKEND": "local,machines"})
+    portal = Started(tmp_path, command=EMBEDDED, env={})
     try:
         yield portal
     finally:
@@ -90,3 +90,17 @@ def test_nothing_of_the_demo_is_left_after_ctrl_c_or_a_kill(portal: Started, kil
     else:
         portal.stop()
     until(lambda: not processes(portal), "all processes of the machine have ended", 260 if killed else 20)
+
+
+def test_a_job_on_a_machine_runs_again_after_the_next_plain_start(portal: Started) -> None:
+    portal.start()
+    with Client(f"{portal.base}/services/makeway", portal.user_token("ana")) as ana:
+        job = submitted(ana, "import time; time.sleep(600)")
+        until(lambda: ana.job(job.id).state is State.RUNNING, "the job runs")
+    portal.stop()
+    until(lambda: not processes(portal), "its machine has ended", 20)
+    portal.start()
+    with Client(f"{portal.base}/services/makeway", portal.user_token("ana")) as ana:
+        until(lambda: ana.job(job.id).state is State.RUNNING, "it runs again")
+        assert ana.job(job.id).attempt == 2
+        assert processes(portal)

@@ -81,8 +81,9 @@ def test_the_readmes_tour(root: Path, tmp_path: Path) -> None:
     hurry = tmp_path / "hurry"
     pause = f"time.sleep(0.001 if __import__('pathlib').Path({str(hurry)!r}).exists() else 0.1)"
     train = train.replace("time.sleep(0.1)", pause)  # a tour in a hurry, once all has been seen
-    sample = (root / "hub_config/policy.yaml").read_text(encoding="utf-8")
-    with Portal(10, policy=sample, command=["make", "-C", str(root), "run"]) as portal:
+    plain = {"MAKEWAY_POLICY_FILE": ""}
+    with Portal(10, command=["make", "-C", str(root), "run"], environ=plain) as portal:
+        assert portal.state.backend_file.read_text(encoding="utf-8") == "local,machines\n"
         portal.start_server("ana", {"profile": "gpu1", "team": "rnd"})
         ana = portal.user("ana")
         env = {"MAKEWAY_URL": portal.url, "MAKEWAY_TOKEN": portal.user_token("ana"), "MAKEWAY_TEAM": "rnd"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from difflib import ndiff
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,14 @@ def seeded(store: Store, deployment: Path | None) -> Document:
 
 
 def test_the_demo_with_machines_has_the_sample_policy_and_a_pool_that_its_deployment_fills() -> None:
-    sample = read((CONFIG / "policy.yaml").read_text(encoding="utf-8"), "policy.yaml")
-    demo = read((CONFIG / "machines/policy.yaml").read_text(encoding="utf-8"), "policy.yaml")
+    texts = [(CONFIG / name).read_text(encoding="utf-8") for name in ("policy.yaml", "machines/policy.yaml")]
+    changed = [line for line in ndiff(*(text.splitlines() for text in texts)) if line[0] in "-?"]
+    assert not changed, "the demo's policy has all lines of the sample, with their comments"
+    sample, demo = (read(text, "policy.yaml") for text in texts)
     assert demo.pools[:-1] == sample.pools
     assert (demo.pools[-1].name, demo.pools[-1].kind) == ("cloud", "autoscaled")
     assert [item for item in demo.profiles if "cloud" not in item.pools] == list(sample.profiles)
-    assert [item.quotas[0] for item in demo.policies] == [item.quotas[0] for item in sample.policies]
+    assert demo.policies == sample.policies, "one more line would add to the limit that %gpus and the panel show"
     text = (CONFIG / "machines/deployment.yaml").read_text(encoding="utf-8")
     deployment = read_deployment(text, pools=[pool.name for pool in demo.pools])
     assert len(deployment.types) == 2
