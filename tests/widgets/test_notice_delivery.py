@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -439,6 +440,71 @@ def test_a_stop_in_the_block_of_a_save_completes_the_checkpoint(container: Conta
     kept = container.root / "job" / "checkpoints"
     assert sorted(path.name for path in kept.iterdir()) == ["step-000003", "step-000004"]
     assert (kept / "step-000004" / "state").read_text() == "whole"
+
+
+TWICE = """
+import os, sys, time
+from makeway import checkpoint
+
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+with checkpoint.saving(3) as folder:
+    (folder / "state").write_text("whole")
+checkpoint.requested()
+print("up", flush=True)
+while not checkpoint.requested():
+    time.sleep(0.01)
+with checkpoint.saving(4) as folder:
+    (folder / "state").write_text("ha")
+    print("in its save: pid", os.getpid(), flush=True)
+    wait_for(sys.argv[1])
+    (folder / "state").write_text("whole")
+checkpoint.stop()
+"""
+
+
+def twice(container: Container, to: str, grace: float) -> subprocess.Popen[bytes]:
+    """Return a job that has got its notice and, in the save that follows, two more signals: its launcher, or itself."""
+    process = job(container, TWICE, str(container.root / "go"), grace=grace)
+    process.send_signal(signal.SIGTERM)
+    container.until("log", "in its save: pid")
+    (pid,) = re.findall(r"in its save: pid (\d+)\n", container.file("log").read_text())
+    for _ in range(2):
+        os.kill(process.pid if to == "launcher" else int(pid), signal.SIGTERM)
+        time.sleep(0.5)
+    return process
+
+
+@pytest.mark.covers("N12")
+@pytest.mark.parametrize("to", ["launcher", "job"])
+def test_two_signals_in_a_save_leave_it_whole(container: Container, to: str) -> None:
+    process = twice(container, to, grace=60)
+    (container.root / "go").touch()
+    process.wait(90)
+    status = container.status()
+    assert (status["exit_code"], status["acknowledged"], status["message"]) == (75, True, "saved at step 4")
+    assert container.file("log").read_text().count("to save and end") == 1, "one notice, however often it is sent"
+    kept = container.root / "job" / "checkpoints"
+    assert {path.name: (path / "state").read_text() for path in kept.iterdir()} == {
+        "step-000003": "whole",
+        "step-000004": "whole",
+    }
+
+
+@pytest.mark.parametrize("to", ["launcher", "job"])
+def test_two_signals_in_a_save_move_no_deadline_and_leave_the_older_checkpoint(container: Container, to: str) -> None:
+    process = twice(container, to, grace=2)
+    process.wait(90)
+    status = container.status()
+    assert (status["exit_code"], status["killed"], status["acknowledged"]) == (-signal.SIGKILL, True, False)
+    expected = r"did not end within 2 s and was killed (1\.\d|2|2\.[0-2]) s into a save; saved at step 3"
+    assert re.fullmatch(expected, status["message"]), status["message"]
+    assert container.file("log").read_text().count("to save and end") == 1
+    kept = container.root / "job" / "checkpoints"
+    complete = [path for path in kept.iterdir() if path.name.startswith("step-")]
+    assert [(path.name, (path / "state").read_text()) for path in complete] == [("step-000003", "whole")]
 
 
 EXITS = """
