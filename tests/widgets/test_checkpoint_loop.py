@@ -293,7 +293,7 @@ def test_a_save_that_fails_after_the_notice_is_an_error_and_older_checkpoints_st
 
     with pytest.raises(OSError, match=r"the disk /.* is full: step 5 was not saved .* of .* are free; .*step-000002"):
         state.train(job.loop(10, save, state.load, every=2), notice_at(tmp_path, 4))
-    assert os.listdir(job.dir / "step-000002") == ["sum"]
+    assert sorted(os.listdir(job.dir / "step-000002")) == [".sizes.json", "sum"]
     assert "acknowledged_at" not in progress(tmp_path)
 
 
@@ -346,6 +346,75 @@ def test_a_removal_that_is_interrupted_leaves_no_checkpoint_that_looks_complete(
     with job.saving(3):
         pass
     assert sorted(os.listdir(job.dir)) == ["step-000002", "step-000003"]
+
+
+def damage(checkpoint: Path, how: str) -> str:
+    """Take bytes from a checkpoint; return what is said of it."""
+    state, sizes = checkpoint / "sum", checkpoint / ".sizes.json"
+    size = state.stat().st_size
+    if how == "shorter":
+        os.truncate(state, size - 1)
+        return f"its file sum has {size - 1} of {size} bytes"
+    if how == "missing":
+        state.unlink()
+        return "its file sum is missing"
+    os.truncate(sizes, sizes.stat().st_size - 1)
+    return ".sizes.json cannot be read"
+
+
+@pytest.mark.covers("N12")
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("how", ["shorter", "missing", "unreadable"])
+def test_a_loop_resumes_from_the_checkpoint_before_a_damaged_one(
+    job: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str], how: str, ended: bool
+) -> None:
+    first = Sum()
+    with nullcontext() if ended else pytest.raises(SystemExit):
+        first.train(job.loop(50, first.save, first.load, every=20), bool if ended else notice_at(tmp_path, 47))
+    (tmp_path / "stop.json").unlink(missing_ok=True)
+    newest = job.latest()
+    assert newest is not None
+    what = damage(newest, how)
+    again = Sum()
+    again.train(fresh().loop(50, again.save, again.load))
+    assert again.steps == list(range(40, 50))
+    assert again.value == sum(range(50)), "nothing is lost, and nothing trained twice"
+    said = (
+        f"Makeway: {newest.name} in {job.dir} is damaged: {what}. The training resumes from the one before, step-000040"
+    )
+    assert capfd.readouterr().err.count(said) == 1
+
+
+def test_a_damaged_checkpoint_takes_the_place_of_no_whole_one(job: ModuleType) -> None:
+    for step in (1, 2):
+        with job.saving(step) as folder:
+            (folder / "sum").write_text(str(step))
+    damage(job.dir / "step-000002", "shorter")
+    with job.saving(3) as folder:
+        assert (job.dir / "step-000001").exists(), "the only whole one, until another is"
+        (folder / "sum").write_text("3")
+    assert (job.dir / "step-000001" / "sum").read_text() == "1"
+    with job.saving(4) as folder:
+        (folder / "sum").write_text("4")
+    assert sorted(os.listdir(job.dir)) == ["step-000003", "step-000004"]
+
+
+def test_the_only_checkpoint_is_not_passed_over_where_it_is_damaged(job: ModuleType) -> None:
+    state = Sum()
+    state.train(job.loop(3, state.save, state.load))
+    what = damage(job.dir / "step-000003", "shorter")
+    with pytest.raises(
+        OSError, match=f"step-000003 in .* is damaged: {what}. There is no other checkpoint; move it away"
+    ):
+        state.train(fresh().loop(5, state.save, state.load))
+    assert os.listdir(job.dir / "step-000003"), "what is left of it stays"
+
+
+def test_a_checkpoint_of_an_earlier_release_has_no_sizes_and_counts(job: ModuleType) -> None:
+    with job.saving(3) as folder:
+        (folder / "sum").write_text("3")
+    (job.dir / "step-000003" / ".sizes.json").unlink()
+    assert job.step_of(fresh().latest()) == 3
 
 
 def test_a_rank_with_nothing_to_write_makes_no_checkpoint(job: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,10 +199,12 @@ def agreed() -> bool:
 
 
 def latest(name: str = "") -> Path | None:
-    """Return the newest complete checkpoint of `saving` or `loop` (of that name), or None; never a half-written one."""
+    """Return the newest complete checkpoint of `saving` or `loop` (of that name), or None; never a half-written one.
+
+    One of whose files bytes are missing now is passed over with a message, and is an OSError where it is the only one.
+    """
     _signals.install()
-    checkpoints = _folder(name).complete()
-    return checkpoints[-1] if checkpoints else None
+    return _folder(name).newest()
 
 
 def step_of(checkpoint: Path | None) -> int:

@@ -1,6 +1,8 @@
 """Hold checkpoints in a folder: written aside, renamed when they are whole, the oldest removed.
 
-Used by `makeway.checkpoint`. Whatever is interrupted leaves no checkpoint that looks complete and is not.
+Used by `makeway.checkpoint`. Whatever is interrupted leaves no checkpoint that looks complete and is not. Each has a
+list of its files with their sizes, so that one that lost some of its bytes later, as on a disk that failed, is not
+taken for whole: the one before it is.
 """
 
 from __future__ import annotations
@@ -8,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from itertools import count
@@ -21,6 +25,8 @@ from .ranks import RankGroup, rank_and_size
 _COMPLETE = re.compile(r"step-(\d+)(?:-r(\d+))?")
 _PARTIAL = re.compile(r"\.saving-\d+-a(\d+)-r(\d+)-p(\d+)-\d+")
 _REMOVED = ".removed-"
+SIZES = ".sizes.json"
+"""Written into each checkpoint: its files with their sizes in bytes"""
 _VISIBLE_SECONDS = 60.0
 """Seconds within which a folder that rank 0 has made has to be seen by all ranks"""
 _FEW_BYTES = 16 * 2**20
@@ -39,7 +45,32 @@ class Folder:
         """The step of the checkpoint that was added"""
 
     def complete(self) -> list[Path]:
-        """Return the complete checkpoints, oldest first."""
+        """Return the complete checkpoints, oldest first, without those that have lost bytes since."""
+        return [path for path in self._all() if not _damage(path)]
+
+    def newest(self) -> Path | None:
+        """Return the newest complete checkpoint, or None; write to standard error why it is not the last one saved.
+
+        OSError where there are only damaged ones: a training that began anew would remove what is left of them.
+        """
+        found = self._all()
+        damaged = []
+        while found and (what := _damage(found[-1])):
+            damaged.append(f"{found.pop().name} in {self.home} is damaged: {what}")
+        newest = found[-1] if found else None
+        if damaged and newest is None:
+            raise OSError(
+                errno.EIO,
+                f"{'; '.join(damaged)}. There is no other checkpoint; move it away to begin the training anew",
+            )
+        if damaged and rank_and_size()[0] == 0 and not _REPORTED.issuperset(damaged):
+            _REPORTED.update(damaged)
+            text = f"Makeway: {'; '.join(damaged)}. The training resumes from the one before, {newest.name}"
+            print(text, file=sys.stderr, flush=True)
+        return newest
+
+    def _all(self) -> list[Path]:
+        """Return the checkpoints that were complete once, oldest first."""
         result = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for path in self.home.iterdir():
@@ -128,14 +159,16 @@ class Folder:
 
     def _commit(self, partial: Path, step: int, keep: int) -> None:
         """Rename a checkpoint to its final name; a step saved again gets a revision, and the first one stays."""
+        _write_sizes(partial)
         names = (f"step-{step:06d}-r{revision}" if revision else f"step-{step:06d}" for revision in count())
         os.rename(partial, next(self.home / name for name in names if not (self.home / name).exists()))
         _flush(self.home)
         self._drop(keep)
 
     def _drop(self, keep: int) -> None:
-        """Remove all complete checkpoints but the newest; none that is half removed looks complete."""
-        for old in self.complete()[:-keep]:
+        """Remove what is older than the newest complete checkpoints; none that is half removed looks complete."""
+        found, complete = self._all(), self.complete()
+        for old in found[: found.index(complete[-keep])] if len(complete) >= keep else []:
             removed = self.home / f"{_REMOVED}{old.name}-{time.time_ns()}"
             with contextlib.suppress(OSError):
                 os.rename(old, removed)
@@ -179,6 +212,43 @@ class Folder:
             f"{what}: step {step} was not saved in {self.home}. {_size(written)} were written{size}; {free}; {before}. "
             "Remove files, save less (keep=1), or use a larger disk",
         )
+
+
+_REPORTED: set[str] = set()
+"""What this process has written of damaged checkpoints"""
+
+
+def _write_sizes(folder: Path) -> None:
+    """Write which files a checkpoint has, and of how many bytes each."""
+    sizes = {}
+    for where, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(where, name)
+            with contextlib.suppress(FileNotFoundError):  # what another rank removes meanwhile is none of ours
+                sizes[os.path.relpath(path, folder)] = os.stat(path, follow_symlinks=False).st_size
+    listed = folder / SIZES
+    listed.write_text(json.dumps(sizes), encoding="ascii")
+    _flush(listed)
+
+
+def _damage(checkpoint: Path) -> str:
+    """Return which file of a checkpoint is missing or shorter than it was; "" if none, or if no sizes were written."""
+    try:
+        sizes = json.loads((checkpoint / SIZES).read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return ""  # of an earlier release
+    except (OSError, ValueError):
+        return f"{SIZES} cannot be read"
+    for name, size in sizes.items():
+        try:
+            now = os.lstat(checkpoint / name).st_size
+        except FileNotFoundError:
+            return f"its file {name} is missing"
+        except OSError as error:
+            return f"its file {name} cannot be read ({error.strerror})"
+        if now < size:
+            return f"its file {name} has {now:,} of {size:,} bytes"
+    return ""
 
 
 def _attempt() -> str:

@@ -249,8 +249,8 @@ class Loop:
             steps = int(json.loads((folder / COMPLETE).read_text(encoding="utf-8"))["steps"])
         except (OSError, ValueError, KeyError, TypeError):
             return False
-        newest, _ = self.runtime.newest(self.name)
-        if (self.total is not None and steps < self.total) or (self.save is not None and newest is None and steps):
+        newest, step = self.runtime.newest(self.name)
+        if (self.total is not None and steps < self.total) or (self.save is not None and step < steps):
             return False
         if self.save is not None and newest is not None:
             self._own_step(newest, steps)
