@@ -58,12 +58,14 @@ class Folder:
         while found and (what := _damage(found[-1])):
             damaged.append(f"{found.pop().name} in {self.home} is damaged: {what}")
         newest = found[-1] if found else None
-        if damaged and newest is None:
+        if not damaged:
+            return newest
+        if newest is None:
             raise OSError(
                 errno.EIO,
                 f"{'; '.join(damaged)}. There is no other checkpoint; move it away to begin the training anew",
             )
-        if damaged and rank_and_size()[0] == 0 and not _REPORTED.issuperset(damaged):
+        if rank_and_size()[0] == 0 and not _REPORTED.issuperset(damaged):
             _REPORTED.update(damaged)
             text = f"Makeway: {'; '.join(damaged)}. The training resumes from the one before, {newest.name}"
             print(text, file=sys.stderr, flush=True)
