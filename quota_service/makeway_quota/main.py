@@ -135,6 +135,16 @@ def _add_nodes(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     simulate = commands.add_parser("simulate", help="play a recorded workload against policies")
     simulate.add_argument("--policy", action="append", required=True, metavar="FILE", help="may be repeated")
+    simulate.add_argument(
+        "--deployment",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a deployment: its machines grow autoscaled pools, and are reported with their cost; may be repeated",
+    )
+    simulate.add_argument(
+        "--boot", type=float, default=180.0, metavar="SECONDS", help="from a machine's launch until it is ready (180)"
+    )
     columns = "submit_s, team, num_gpu, duration_s"
     simulate.add_argument("--trace", required=True, metavar="FILE", help=f"a CSV table (.gz too): {columns}")
     simulate.add_argument("--gpus", type=int, help="GPUs of the cluster (default: all reservations together)")
@@ -154,6 +164,8 @@ def _simulate(args: argparse.Namespace) -> int:
         args.policy,
         args.trace,
         sys.stdout,
+        deployments=args.deployment,
+        boot=args.boot,
         gpus=args.gpus,
         node_gpus=args.node_gpus,
         restart=args.restart,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from makeway_quota.autoscale.backoff import LaunchBackoff
 from makeway_quota.autoscale.demand import MachineDemand, PendingWork
 from makeway_quota.autoscale.deployment import Deployment, MachineType
 from makeway_quota.autoscale.instances import InstanceList
 from makeway_quota.autoscale.machine import Machine, MachineObservation
 from makeway_quota.autoscale.provider import ProviderError
 from makeway_quota.autoscale.providers.memory import MemoryProvider
-from makeway_quota.autoscale.step import MachineChanges, MachineRows, StepInput, StepLeader, StepResult, cycle, step
+from makeway_quota.autoscale.step import StepInput, StepLeader, StepResult, cycle, step
+from makeway_quota.simulate.memory import MemoryMachineStore
 
 EURO = 1_000_000
 START = 1_790_000_000.0
@@ -41,47 +41,6 @@ def machine(**fields: Any) -> Machine:
             "price": 3 * EURO, "gpus": 2, "request": "{}", "requested_at": START, "since": START,
         } | fields
     )  # fmt: skip
-
-
-class MemoryMachineStore:
-    """The rows in memory: one term at a time, and no change of a row that was changed since it was read."""
-
-    def __init__(self) -> None:
-        self.term = 1
-        self.revision = 0
-        self.rows: dict[str, Machine] = {}
-        self.over: dict[str, Machine] = {}
-        self.backoffs: tuple[LaunchBackoff, ...] = ()
-        self.closed: dict[str, int] = {}
-        self.first_seen: dict[str, float] = {}
-        self.commits: list[MachineChanges] = []
-
-    def read(self, deployment: str) -> MachineRows:
-        return MachineRows(tuple(self.rows.values()), self.backoffs, dict(self.closed), dict(self.first_seen))
-
-    def commit(self, deployment: str, term: int, changes: MachineChanges) -> bool:
-        if term != self.term or changes.revision not in (None, self.revision):
-            return False
-        if any(one.id not in self.rows or self.rows[one.id].version != one.version for one in changes.changed):
-            return False
-        for one in (*changes.launched, *changes.changed):
-            row = replace(one, version=one.version + 1)
-            if row.over:
-                self.rows.pop(row.id, None)
-                self.over[row.id] = row
-            else:
-                self.rows[row.id] = row
-        if changes.backoffs is not None:
-            self.backoffs = changes.backoffs
-        if changes.first_seen is not None:
-            self.first_seen = dict(changes.first_seen)
-        for month, amount in changes.spent.items():
-            self.closed[month] = self.closed.get(month, 0) + amount
-        self.commits.append(changes)
-        return True
-
-    def every(self) -> dict[str, Machine]:
-        return {**self.over, **self.rows}
 
 
 @dataclass

@@ -13,7 +13,7 @@ from dataclasses import replace
 from random import Random
 
 from autoscale.agents import Agent, Job
-from autoscale.fleet import EURO, START, MemoryMachineStore
+from autoscale.fleet import EURO, START
 from makeway_quota.autoscale.demand import MachineDemand, PendingWork
 from makeway_quota.autoscale.deployment import Deployment, MachineType
 from makeway_quota.autoscale.instances import InstanceList
@@ -21,6 +21,7 @@ from makeway_quota.autoscale.machine import STARTING, Machine, MachineObservatio
 from makeway_quota.autoscale.provider import ProviderError
 from makeway_quota.autoscale.providers.memory import MemoryProvider
 from makeway_quota.autoscale.step import MachineChanges, ProviderCall, StepInput, StepLeader, answer, step
+from makeway_quota.simulate.memory import MemoryMachineStore
 
 HISTORIES = int(os.environ.get("HISTORIES", "60"))
 """`make test` plays 200, which are PARTS * HISTORIES // 6; `make invariants` 10,000."""

@@ -23,6 +23,8 @@ class Work:
     attempt: int = 0
     lost: float = 0.0
     """milli-GPU seconds that were spent on saving and starting again"""
+    machine_leaves: bool = False
+    """whether it saves as its machine is ended"""
 
 
 class SimulatedBackend:
@@ -47,11 +49,12 @@ class SimulatedBackend:
         if work.arrival.until is None:
             heapq.heappush(self._ends, (now + load + work.remaining, row.id, row.attempt, False))
 
-    def notice(self, row: Workload, now: float) -> None:
-        """Stop working, save, and leave when that is done."""
+    def notice(self, row: Workload, now: float, *, machine_leaves: bool = False) -> None:
+        """Stop working, save, and leave when that is done. `machine_leaves`: as its machine is ended."""
         work = self.work[row.id]
         if work.since is None or work.attempt != row.attempt:
             return
+        work.machine_leaves = machine_leaves
         work.remaining -= max(0.0, now - work.since)
         if now < work.since:
             work.lost -= (work.since - now) * held(row)
@@ -91,6 +94,7 @@ class SimulatedBackend:
                 acknowledged=True,
                 notice_received=True,
                 checkpoint_at=at,
+                node_lost=work.machine_leaves,
             )
         return AttemptStatus(id, attempt, Phase.EXITED, ended_at=at, exit_code=0, completed=True)
 

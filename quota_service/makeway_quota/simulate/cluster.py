@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..autoscale.deployment import Deployment
 from ..engine.snapshot import GPU, Node, Pool, Profile, QuotaLine, Settings, TeamQuota
 from ..policy import Document
 from .trace import Arrival
@@ -13,7 +14,7 @@ from .trace import Arrival
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCluster:
-    """Pools, nodes, profiles and policies, named for the report."""
+    """Pools, nodes, profiles and policies, named for the report; `deployments` launch machines for autoscaled pools."""
 
     name: str
     pools: tuple[Pool, ...]
@@ -21,10 +22,11 @@ class SimulatedCluster:
     profiles: tuple[Profile, ...]
     policies: tuple[TeamQuota, ...]
     settings: Settings = field(default_factory=Settings)
+    deployments: tuple[Deployment, ...] = ()
 
     @property
     def gpus(self) -> int:
-        """Return the milli-GPUs of all nodes."""
+        """Return the milli-GPUs of all nodes that are there from the beginning."""
         return sum(node.gpus for node in self.nodes) * GPU
 
     def reserved(self) -> dict[str, int]:
@@ -80,32 +82,44 @@ def _profile(
 
 
 def of_document(
-    name: str, document: Document, arrivals: Iterable[Arrival], *, node_gpus: int, gpus: int
+    name: str,
+    document: Document,
+    arrivals: Iterable[Arrival],
+    *,
+    node_gpus: int,
+    gpus: int,
+    deployments: Sequence[Deployment] = (),
 ) -> SimulatedCluster:
     """Build a cluster of equal nodes for a policy document; `gpus` is how many all pools together have.
 
-    Jobs that name no profile get one of the document that has their number of GPUs, else one is made for them.
+    The pools of `deployments` have no nodes but their machines. Jobs that name no profile get one of the document that
+    has their number of GPUs, else one is made for them.
     """
     pools = document.pools or (Pool("gpus"),)
-    sizes = [max(1, round(gpus * part / node_gpus)) for part in _parts(document, len(pools))]
+    growing = {kind.pool for one in deployments for kind in one.types}
+    static = [pool for pool in pools if pool.name not in growing]
+    sizes = [max(1, round(gpus * part / node_gpus)) for part in _parts(document, static)]
     machines = tuple(
         Node(f"{pool.name}-{at:05}", pool.name, node_gpus)
-        for pool, count in zip(pools, sizes, strict=True)
+        for pool, count in zip(static, sizes, strict=True)
         for at in range(count)
     )
+    largest = max([node_gpus if static else 0, *(kind.gpus for one in deployments for kind in one.types)])
     ranks = (tuple(p.name for p in document.policies),)
     known = {p.gpus * p.workers for p in document.profiles}
     wanted = sorted({a.gpus for a in arrivals if not a.profile} - known)
-    made = tuple(_profile(milli, node_gpus, ranks, document.settings.grace) for milli in wanted)
+    made = tuple(_profile(milli, max(1, largest), ranks, document.settings.grace) for milli in wanted)
     anywhere = tuple(pool.name for pool in pools)
     made = tuple(Profile(p.name, p.gpus, p.workers, pools=anywhere, policies=p.policies, grace=p.grace) for p in made)
-    return SimulatedCluster(name, pools, machines, (*document.profiles, *made), document.policies, document.settings)
+    profiles = (*document.profiles, *made)
+    return SimulatedCluster(name, pools, machines, profiles, document.policies, document.settings, tuple(deployments))
 
 
-def _parts(document: Document, count: int) -> list[float]:
+def _parts(document: Document, pools: Sequence[Pool]) -> list[float]:
     """Share the GPUs between pools as their sizes in the document say, else evenly."""
-    sizes = [facts.size or 0 for facts in document.pool_facts.values()]
+    facts = [document.pool_facts[pool.name] for pool in pools if pool.name in document.pool_facts]
+    sizes = [one.size or 0 for one in facts]
     total = sum(sizes)
-    if len(sizes) != count or not total:
-        return [1 / max(1, count)] * count
+    if len(sizes) != len(pools) or not total:
+        return [1 / max(1, len(pools))] * len(pools)
     return [size / total for size in sizes]

@@ -11,8 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
+from ..autoscale.deployment import Deployment
+from ..autoscale.document import read_deployment
 from ..engine.snapshot import GPU
-from ..policy import read
+from ..policy import Document, read
 from .baselines import NAMES, baseline
 from .cluster import SimulatedCluster, of_document
 from .incremental import IncrementalPlanner
@@ -27,6 +29,8 @@ def simulate_command(
     trace: str,
     out: TextIO,
     *,
+    deployments: Sequence[str] = (),
+    boot: float = 180.0,
     gpus: int | None = None,
     node_gpus: int = 8,
     restart: float = 60.0,
@@ -35,15 +39,22 @@ def simulate_command(
     html_file: str | None = None,
     progress: TextIO | None = None,
 ) -> int:
-    """Simulate each policy file and baseline on the trace, and write the report; errors are ValueErrors."""
+    """Simulate each policy file and baseline on the trace, and write the report; errors are ValueErrors.
+
+    `deployments`: files of deployments, whose machines take `boot` seconds until they are ready.
+    """
+    if not 0 <= boot < math.inf:
+        raise ValueError("--boot is the time until a machine is ready: 0 seconds or more.")
     arrivals = read_trace(Path(trace))
+    texts = [(file, _text(file)) for file in deployments]
     outcomes: list[Outcome] = []
     for file in policies:
-        cluster = _cluster(file, arrivals, gpus, node_gpus)
+        cluster = _cluster(file, arrivals, gpus, node_gpus, texts)
         mix = Counter(_profile_of(cluster, arrival) for arrival in arrivals)
         planner = IncrementalPlanner(cluster, {name: count for name, count in mix.items() if name})
-        outcomes.append(replay(cluster, arrivals, planner, restart=restart, progress=_bar(progress, cluster.name)))
-    if policies:
+        shown = _bar(progress, cluster.name)
+        outcomes.append(replay(cluster, arrivals, planner, restart=restart, boot=boot, progress=shown))
+    if policies and compare:
         first = _cluster(policies[0], arrivals, gpus, node_gpus)
         for kind in compare:
             named = replace(first, name=NAMES.get(kind, kind))
@@ -59,14 +70,53 @@ def simulate_command(
     return 0
 
 
-def _cluster(file: str, arrivals: Sequence[Arrival], gpus: int | None, node_gpus: int) -> SimulatedCluster:
-    """Read a policy file; without `gpus`, the cluster is as large as all reservations together."""
+def _cluster(
+    file: str,
+    arrivals: Sequence[Arrival],
+    gpus: int | None,
+    node_gpus: int,
+    deployments: Sequence[tuple[str, str]] = (),
+) -> SimulatedCluster:
+    """Read a policy file; without `gpus`, the nodes have as many GPUs as all reservations together.
+
+    `deployments`: files with their documents. Where all pools are theirs, there are no other nodes.
+    """
     document = read(Path(file).read_text(encoding="utf-8"), file)
+    launching = [_deployment(text, name, document) for name, text in deployments]
+    if len({one.name for one in launching}) < len(launching):
+        raise ValueError("Two of the deployments have the same name; give each its own.")
+    growing = {kind.pool for one in launching for kind in one.types}
+    static = [pool.name for pool in document.pools if pool.name not in growing]
+    if launching and not static:
+        if gpus is not None:
+            raise ValueError(f"{file}: --gpus is for pools that do not grow, and deployments serve all of them.")
+        return of_document(Path(file).stem, document, arrivals, node_gpus=node_gpus, gpus=0, deployments=launching)
+    if launching and gpus is None:
+        raise ValueError(f"{file}: say with --gpus how many GPUs the other pools have: {', '.join(static)}.")
     reserved = sum(line.reserved for p in document.policies if p.parent is None for line in p.quotas)
     total = gpus if gpus is not None else math.ceil(reserved / GPU)
     if total < node_gpus:
         raise ValueError(f"{file}: say with --gpus how many GPUs the cluster has; a node has {node_gpus}.")
-    return of_document(Path(file).stem, document, arrivals, node_gpus=node_gpus, gpus=total)
+    name = Path(file).stem
+    return of_document(name, document, arrivals, node_gpus=node_gpus, gpus=total, deployments=launching)
+
+
+def _text(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ValueError(f"{file} cannot be read: {why}.") from None
+
+
+def _deployment(text: str, file: str, document: Document) -> Deployment:
+    """Read a deployment whose machines are for autoscaled pools of a policy document."""
+    deployment = read_deployment(text, file, [pool.name for pool in document.pools])
+    kinds = {pool.name: pool.kind for pool in document.pools}
+    for kind in deployment.types:
+        if kinds[kind.pool] != "autoscaled":
+            raise ValueError(f"{file}: no machine is launched for the pool {kind.pool}: give it kind: autoscaled.")
+    return deployment
 
 
 def _profile_of(cluster: SimulatedCluster, arrival: Arrival) -> str:

@@ -6,7 +6,7 @@ What a simulation does not read is left out: reasons for waiting, and (if not as
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..control.world.engine_view import as_workload
@@ -14,7 +14,7 @@ from ..engine.incremental import IncrementalEngine
 from ..engine.index.pending import Pending
 from ..engine.plan import Plan, Waiting
 from ..engine.request import need_of
-from ..engine.snapshot import Snapshot, TeamQuota
+from ..engine.snapshot import Node, Snapshot, TeamQuota
 from ..engine.snapshot import Workload as Live
 from ..history.durations import Durations
 from ..store.records import Workload
@@ -75,6 +75,10 @@ class IncrementalPlanner:
     def show(self, policies: tuple[TeamQuota, ...]) -> None:
         """Take the policies as they are now: with their histories."""
         self.engine.use(replace(self.engine.shown, policies=policies))
+
+    def show_nodes(self, changed: Sequence[Node], gone: Sequence[str]) -> None:
+        """Take nodes that are new or different, and the names of those that are gone."""
+        self.engine.change_nodes(changed, gone)
 
     def plan(self, now: float, rows: Mapping[str, Workload], changed: Iterable[str]) -> Plan:
         """Decide once. Only starts, evictions, moves and forecasts are in the plan."""

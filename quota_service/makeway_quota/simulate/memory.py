@@ -1,9 +1,13 @@
-"""The store of a simulation: the records and rules of the real one, kept in memory."""
+"""The stores of a simulation: the records and rules of the real ones, kept in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from ..autoscale.backoff import LaunchBackoff
+from ..autoscale.machine import Machine
+from ..autoscale.step import MachineChanges, MachineRows
 from ..history.durations import Durations
 from ..store.records import LIVE_STATES, Change, NewDecision, Workload
 from ..store.rows import changed, refuse_unstorable
@@ -62,3 +66,48 @@ class MemoryStore:
             if decision.workload is None or decision.workload in applied:
                 self.decided[decision.verb] = self.decided.get(decision.verb, 0) + 1
         return frozenset(applied)
+
+
+class MemoryMachineStore:
+    """The machines of one deployment: one term at a time, and no change of a row that was changed since it was read.
+
+    `rows` are those that are not over, `over` the others.
+    """
+
+    def __init__(self) -> None:
+        self.term = 1
+        self.revision = 0
+        self.rows: dict[str, Machine] = {}
+        self.over: dict[str, Machine] = {}
+        self.backoffs: tuple[LaunchBackoff, ...] = ()
+        self.closed: dict[str, int] = {}
+        self.first_seen: dict[str, float] = {}
+
+    def read(self, deployment: str) -> MachineRows:
+        """Return the rows as they are committed."""
+        return MachineRows(tuple(self.rows.values()), self.backoffs, dict(self.closed), dict(self.first_seen))
+
+    def commit(self, deployment: str, term: int, changes: MachineChanges) -> bool:
+        """Write all changes or none; False if the term is over, or a row or the document has changed meanwhile."""
+        if term != self.term or changes.revision not in (None, self.revision):
+            return False
+        if any(one.id not in self.rows or self.rows[one.id].version != one.version for one in changes.changed):
+            return False
+        for one in (*changes.launched, *changes.changed):
+            row = replace(one, version=one.version + 1)
+            if row.over:
+                self.rows.pop(row.id, None)
+                self.over[row.id] = row
+            else:
+                self.rows[row.id] = row
+        if changes.backoffs is not None:
+            self.backoffs = changes.backoffs
+        if changes.first_seen is not None:
+            self.first_seen = dict(changes.first_seen)
+        for month, amount in changes.spent.items():
+            self.closed[month] = self.closed.get(month, 0) + amount
+        return True
+
+    def every(self) -> dict[str, Machine]:
+        """Return all machines by id, those that are over first."""
+        return {**self.over, **self.rows}

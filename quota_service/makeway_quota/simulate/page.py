@@ -11,7 +11,7 @@ from makeway_api.tables import Column, Row
 from ..engine.snapshot import GPU
 from .meter import HOUR
 from .replay import Outcome
-from .report import COLUMNS, TEAM_COLUMNS, percentile
+from .report import COLUMNS, MACHINE_COLUMNS, TEAM_COLUMNS, machines_sentence, percentile
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 860, 200, 60, 24
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999", "#f0e442")
@@ -89,6 +89,9 @@ def _section(outcome: Outcome, numbers: dict[str, Any]) -> str:
         _delays(outcome),
         _table(TEAM_COLUMNS, numbers["teams"]),
     ]
+    if numbers["machines"]:
+        table = _table(MACHINE_COLUMNS, numbers["machines"])
+        parts += ["<h3>Machines</h3>", table, f"<p>{escape(machines_sentence(numbers))}</p>"]
     if ways:
         parts += ["<h3>Who made way for whom, times</h3>", _bars(ways)]
     if loans:

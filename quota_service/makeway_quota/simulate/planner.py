@@ -8,7 +8,7 @@ from typing import Protocol
 from ..control.world.engine_view import as_workload
 from ..engine.plan import Plan
 from ..engine.schedule import schedule
-from ..engine.snapshot import Placed, Placement, Snapshot, TeamQuota
+from ..engine.snapshot import Node, Placed, Placement, Snapshot, TeamQuota
 from ..history.durations import Durations
 from ..store.records import Workload
 from ..values import Place
@@ -20,6 +20,9 @@ class ReplayPlanner(Protocol):
 
     def show(self, policies: tuple[TeamQuota, ...]) -> None:
         """Take the policies as they are now: with their histories."""
+
+    def show_nodes(self, changed: Sequence[Node], gone: Sequence[str]) -> None:
+        """Take nodes that are new or different, and the names of those that are gone."""
 
     def plan(self, now: float, rows: Mapping[str, Workload], changed: Iterable[str]) -> Plan:
         """Decide once."""
@@ -35,10 +38,17 @@ class FullPlanner:
         self.cluster = cluster
         self.durations = durations or Durations()
         self.policies = cluster.policies
+        self.nodes = {node.name: node for node in cluster.nodes}
 
     def show(self, policies: tuple[TeamQuota, ...]) -> None:
         """Take the policies as they are now: with their histories."""
         self.policies = policies
+
+    def show_nodes(self, changed: Sequence[Node], gone: Sequence[str]) -> None:
+        """Take nodes that are new or different, and the names of those that are gone."""
+        self.nodes.update({node.name: node for node in changed})
+        for name in gone:
+            del self.nodes[name]
 
     def plan(self, now: float, rows: Mapping[str, Workload], changed: Iterable[str]) -> Plan:
         """Build a snapshot and schedule it."""
@@ -47,7 +57,7 @@ class FullPlanner:
                 now,
                 self.cluster.settings,
                 self.cluster.pools,
-                self.cluster.nodes,
+                tuple(self.nodes.values()),
                 self.cluster.profiles,
                 self.policies,
                 tuple(as_workload(row, placed, self.durations.remaining(row, now)) for row in rows.values()),

@@ -12,14 +12,15 @@ from ..control.change_set import ChangeSet
 from ..control.decisions import change_set_of
 from ..control.garbage import collecting_less
 from ..control.reconcile import reconcile
-from ..engine.plan import Plan
-from ..engine.snapshot import Profile
+from ..engine.plan import Demand, Plan
+from ..engine.snapshot import GPU, Profile
 from ..history.accounting import Accounting
 from ..history.durations import Durations
 from ..store.records import NewWorkload, Workload
 from ..store.rows import initial_record
 from .backend import SimulatedBackend, held
 from .cluster import SimulatedCluster, profile_name
+from .machines import MachineUse, SimulatedMachines
 from .memory import MemoryStore
 from .meter import HOLDING, Finished, Meter
 from .planner import ReplayPlanner
@@ -27,11 +28,17 @@ from .trace import Arrival, TraceInvalid
 
 MAX_PASSES = 20
 """Passes at one moment until nothing changes any more."""
+GIVE_UP = 32 * 86_400.0
+"""Seconds without any progress after which work that waits for machines is given up: a month's budget began anew"""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result: the meter's numbers and all the work that was submitted."""
+    """The result: the meter's numbers and all the work that was submitted.
+
+    `gpus`: milli-GPUs of the nodes, and of the most machines of deployments at once; `machines`: what those were used
+    for, by type.
+    """
 
     name: str
     gpus: int
@@ -41,10 +48,25 @@ class Outcome:
     work: float
     """GPU-seconds of useful work"""
     passes: int = 0
+    machines: tuple[MachineUse, ...] = ()
+    never_started: int = 0
+    """jobs that still waited at the end"""
+    machines_at_most: int = 0
+    """milli-GPUs of machines of deployments at once, at most"""
+
+    @property
+    def capacity(self) -> float:
+        """Return the GPU-seconds of the nodes, and of the machines that were paid."""
+        nodes = self.gpus - self.machines_at_most
+        paid = sum(use.gpus * use.seconds for use in self.machines)
+        return nodes / GPU * (self.ended - self.began) + paid
 
 
 class Replay:
-    """One trace on one cluster. `round_to`: events within so many seconds are decided together."""
+    """One trace on one cluster. `round_to`: events within so many seconds are decided together.
+
+    `boot`: seconds that machines of the cluster's deployments take from their launch until they are ready.
+    """
 
     def __init__(
         self,
@@ -54,12 +76,13 @@ class Replay:
         restart: float = 60.0,
         round_to: float = 1.0,
         durations: Durations | None = None,
+        boot: float = 180.0,
     ) -> None:
         self.cluster = cluster
         self.planner = planner
         self.round_to = round_to
         self.profiles = {p.name: p for p in cluster.profiles}
-        self.gpus = cluster.gpus
+        self.machines = SimulatedMachines(cluster.deployments, boot) if cluster.deployments else None
         grace = max((p.grace for p in cluster.profiles if p.grace is not None), default=cluster.settings.grace)
         self.backend = SimulatedBackend(grace, restart)
         self.meter = Meter(cluster.reserved())
@@ -71,6 +94,8 @@ class Replay:
         self._alike: dict[tuple[str, int], Workload] = {}
         self._until: list[tuple[float, str]] = []
         self.accounting = Accounting(lambda: self.now)
+        self._demand: tuple[Demand, ...] = ()
+        self._progress_at = 0.0
         self._pools = {node.name: node.pool for node in cluster.nodes}
         names, half_life = [pool.name for pool in cluster.pools], cluster.settings.history_half_life
         self.accounting.use(cluster.policies, names, half_life, self._held, ())
@@ -78,32 +103,83 @@ class Replay:
     def run(self, arrivals: Sequence[Arrival], progress: Callable[[float], None] | None = None) -> Outcome:
         """Play to the end: until everything that can run has run."""
         waiting, at = sorted(arrivals, key=lambda a: (a.submit, a.id)), 0
-        began = self.now = waiting[0].submit if waiting else 0.0
+        began = self.now = self._progress_at = waiting[0].submit if waiting else 0.0
         while True:
             moment = self._next(waiting[at].submit if at < len(waiting) else None)
             if moment is None:
                 break
             self.now = moment
             self.meter.advance(moment, self.gpus)
+            self._step_machines()  # with what runs until now, so that machines were needed until now
             self._report(self.backend.over(moment))
             self._withdraw()
             while at < len(waiting) and waiting[at].submit <= moment:
                 self._submit(waiting[at])
                 at += 1
-            self._decide()
+            self._decide_and_step()
             if progress is not None:
                 progress(at / len(waiting))
-        work = sum(a.gpus * a.duration for a in waiting if a.until is None) / 1000
-        return Outcome(self.cluster.name, self.cluster.gpus, self.meter, began, self.now, work, self.passes)
+        return self._outcome(waiting, began)
+
+    @property
+    def gpus(self) -> int:
+        """Return the milli-GPUs that are there now."""
+        return self.cluster.gpus + (self.machines.gpus if self.machines else 0)
+
+    def _outcome(self, arrivals: Sequence[Arrival], began: float) -> Outcome:
+        waits = sum(row.state == "pending" for row in self.store.rows.values())
+        ended = sum(a.gpus * a.duration for a in arrivals if a.until is None) - sum(
+            work.remaining * work.arrival.gpus for work in self.backend.work.values() if work.arrival.until is None
+        )
+        machines = self.machines.uses(self.now) if self.machines else ()
+        most = self.machines.peak if self.machines else 0
+        total = self.cluster.gpus + most
+        return Outcome(
+            self.cluster.name, total, self.meter, began, self.now, ended / GPU, self.passes, machines, waits, most
+        )
 
     def _next(self, arrival: float | None) -> float | None:
         times = [
             t for t in (arrival, self.backend.next_at(), self._until[0][0] if self._until else None) if t is not None
         ]
+        if self.machines is not None and (step := self._next_step(self.machines, bool(times))) is not None:
+            times.append(step)
         if not times:
             return None
         first = min(times)
         return max(self.now, -(-first // self.round_to) * self.round_to)
+
+    def _next_step(self, machines: SimulatedMachines, others: bool) -> float | None:
+        """Return when the machines' next step is due, None if it is the end. `others`: other events are to come."""
+        waits = self.meter.any_waits
+        at = machines.next_at(waits)
+        last = self._progress_at + (GIVE_UP if waits else machines.winds_down_in)
+        return at if at is not None and (others or at <= last) else None
+
+    def _decide_and_step(self) -> None:
+        """Decide, and make the steps of the machines, until neither changes anything any more."""
+        for _ in range(MAX_PASSES):
+            self._decide()
+            if not self._step_machines():
+                break
+
+    def _step_machines(self) -> bool:
+        """Make the machines' step; return whether another plan may differ, which then is made of the nodes."""
+        machines = self.machines
+        if machines is None:
+            return False
+        demand = self._demand if self.meter.any_waits else ()
+        moved = machines.step(self.now, demand, self.store.rows.values())
+        changed, gone = machines.changed_nodes()
+        if changed or gone:
+            self.planner.show_nodes(changed, gone)
+            self._pools.update({node.name: node.pool for node in changed})
+        leaving = machines.leaving()
+        for row in list(self.store.rows.values()) if leaving else ():
+            if any(place.node in leaving for place in row.placement):
+                self.backend.notice(row, self.now, machine_leaves=True)
+        self.changed = self.changed or moved or bool(changed or gone)
+        return moved
 
     def _submit(self, arrival: Arrival) -> None:
         like = self._like(arrival)
@@ -175,6 +251,7 @@ class Replay:
             if self.accounting.on:
                 self.planner.show(self.accounting.policies())
             plan = self.planner.plan(self.now, self.store.rows, changed)
+            self._demand = plan.demand
             self.passes += 1
             self._commit(change_set_of(plan, self.store.rows, now=self.now, lease_seconds=0.0))
             self._carry_out(plan)
@@ -198,6 +275,8 @@ class Replay:
         self.accounting.follow((after,))
         self.dirty.add(after.id)
         self.changed = self.changed or after.state not in HOLDING
+        if before.state != after.state:
+            self._progress_at = self.now
         if after.ended_at is not None:
             work = self.backend.forget(after.id)
             self.meter.lost += work.lost
@@ -220,9 +299,13 @@ def replay(
     restart: float = 60.0,
     round_to: float = 1.0,
     durations: Durations | None = None,
+    boot: float = 180.0,
     progress: Callable[[float], None] | None = None,
 ) -> Outcome:
-    """Play a trace on a cluster, with decisions by `planner`; `durations` learns how long the jobs ran."""
-    played = Replay(cluster, planner, restart=restart, round_to=round_to, durations=durations)
+    """Play a trace on a cluster, with decisions by `planner`; `durations` learns how long the jobs ran.
+
+    `boot`: seconds that machines of deployments take from their launch until they are ready.
+    """
+    played = Replay(cluster, planner, restart=restart, round_to=round_to, durations=durations, boot=boot)
     with collecting_less():
         return played.run(list(arrivals), progress)

@@ -9,7 +9,9 @@ from typing import Any
 
 from makeway_api.tables import Column, text_table
 
+from ..autoscale.budget import UNIT
 from ..engine.snapshot import GPU
+from .machines import MachineUse
 from .meter import HOUR
 from .replay import Outcome
 
@@ -28,7 +30,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     meter = outcome.meter
     delays = [done.delay / HOUR for done in meter.finished]
     big = [done.delay / HOUR for done in meter.finished if done.gpus >= WHOLE_NODE]
-    capacity = outcome.gpus / GPU * (outcome.ended - outcome.began)
+    waits = [done.started - done.submit for done in meter.finished]
+    capacity = outcome.capacity
     used = [moment.used / GPU for moment in meter.moments]
     return {
         "name": outcome.name,
@@ -41,6 +44,12 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "delay_p95_h": round(percentile(delays, 0.95), 4),
         "delay_max_h": round(max(delays, default=0.0), 4),
         "delay_big_mean_h": round(mean(big), 4) if big else 0.0,
+        "wait_mean_s": round(mean(waits), 1) if waits else 0.0,
+        "wait_p95_s": round(percentile(waits, 0.95), 1),
+        "never_started": outcome.never_started,
+        "machine_hours": round(sum(use.seconds for use in outcome.machines) / HOUR, 2),
+        "spend": _spend(outcome.machines),
+        "machines": [_use(use) for use in outcome.machines],
         "unserved_guarantee_gpu_h": round(meter.unserved, 2),
         "preemptions": sum(meter.preemptions.values()),
         "waste_percent": round(100 * meter.lost / GPU / outcome.work, 4) if outcome.work else 0.0,
@@ -53,6 +62,28 @@ def summary(outcome: Outcome) -> dict[str, Any]:
             {"team": a, "for": b, "times": times} for (a, b), times in sorted(meter.preemptions.items())
         ],
     }  # fmt: skip
+
+
+def _spend(uses: Sequence[MachineUse]) -> dict[str, float | None]:
+    """Return the cost of all machines by currency; None where the price of one is not known."""
+    result: dict[str, float | None] = {}
+    for currency in sorted({use.currency for use in uses}):
+        costs = [use.cost for use in uses if use.currency == currency and use.machines]
+        known = [cost for cost in costs if cost is not None]
+        result[currency] = round(sum(known) / UNIT, 2) if len(known) == len(costs) else None
+    return result
+
+
+def _use(use: MachineUse) -> dict[str, Any]:
+    return {
+        "deployment": use.deployment,
+        "type": use.type,
+        "machines": use.machines,
+        "at_once": use.peak,
+        "hours": round(use.seconds / HOUR, 2),
+        "cost": None if use.cost is None else round(use.cost / UNIT, 2),
+        "currency": use.currency,
+    }
 
 
 def _team(outcome: Outcome, name: str) -> dict[str, Any]:
@@ -99,12 +130,43 @@ TEAM_COLUMNS = (
     _column("preempted", "preempted"),
 )
 """Of the teams in one simulation"""
+MACHINE_COLUMNS: tuple[Column[Numbers, object], ...] = (
+    _column("deployment", "deployment", right=False),
+    _column("type", "type", right=False),
+    _column("machines", "machines"),
+    _column("at_once", "at once"),
+    _column("hours", "hours"),
+    Column("cost", lambda item: money(item["cost"], item["currency"])),
+)
+"""Of the machine types in one simulation"""
+
+
+def money(amount: float | None, currency: str) -> str:
+    """Return an amount of money for people."""
+    return "price not known" if amount is None else f"{amount:,.2f} {currency}"
+
+
+def machines_sentence(numbers: Numbers) -> str:
+    """Return what all machines of a simulation cost, and how long its jobs waited."""
+    spend = " and ".join(money(amount, currency) for currency, amount in numbers["spend"].items())
+    waits = f"jobs waited {_seconds(numbers['wait_mean_s'])} on average, 95 % of them {_seconds(numbers['wait_p95_s'])}"
+    left = f"; {numbers['never_started']:,} still waited at the end" if numbers["never_started"] else ""
+    return f"In all {numbers['machine_hours']:,.2f} machine-hours, {spend}; {waits} at most{left}."
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value >= 10 or value == int(value) else f"{value:.1f} s"
 
 
 def text(numbers: Sequence[Numbers]) -> str:
     """Write the comparison, and the teams of each simulation, as tables for a terminal."""
     teams = (f"{one['name']}\n{text_table(TEAM_COLUMNS, one['teams'], _cell)}" for one in numbers)
-    return "\n\n".join([text_table(COLUMNS, numbers, _cell), *teams])
+    machines = (
+        f"{one['name']}\n{text_table(MACHINE_COLUMNS, one['machines'], _cell)}\n{machines_sentence(one)}"
+        for one in numbers
+        if one["machines"]
+    )
+    return "\n\n".join([text_table(COLUMNS, numbers, _cell), *teams, *machines])
 
 
 def _cell(value: object) -> str:

@@ -1,0 +1,224 @@
+"""The machines of a simulation: the service's own steps on a provider in memory whose machines boot in a known time.
+
+Nothing fails here: no machine is out of stock, none is taken back, all boots take equally long. What is launched, ended
+and paid is decided by `autoscale`, as in the service.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from zoneinfo import ZoneInfo
+
+from ..autoscale.budget import spent_by_month
+from ..autoscale.deployment import Deployment, MachineType
+from ..autoscale.machine import STARTING, Machine, MachineObservation
+from ..autoscale.providers.memory import MemoryProvider
+from ..autoscale.step import StepInput, StepLeader, cycle
+from ..backends.base import NodeStatus
+from ..control.machines.cycle_demand import CycleDemand, cycle_demand
+from ..engine.plan import Demand
+from ..engine.snapshot import GPU, Node
+from ..store.records import Workload
+from .memory import MemoryMachineStore
+
+STEP_EVERY = 300.0
+"""Seconds between two steps, at most, while there are machines or work that waits: for schedules, age and the budget"""
+REPORT_EVERY = 10.0
+"""Seconds from one report of an agent to the next"""
+LASTING = frozenset({"too_small", "price_unknown", "max_machines", "hour_budget", "paused"})
+"""Why no machine is launched, where none exists: the time changes nothing of it"""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineUse:
+    """What the machines of one type were: how many, how many at once, for how many seconds, and their cost.
+
+    `cost`: in millionths of the currency, None where the price is not known.
+    """
+
+    deployment: str
+    type: str
+    gpus: int
+    machines: int
+    peak: int
+    seconds: float
+    cost: int | None
+    currency: str
+
+
+class SimulatedDeployment:
+    """The machines of one deployment; `boot`: seconds from a launch until the machine is ready."""
+
+    def __init__(self, deployment: Deployment, boot: float, ids: Iterator[int]) -> None:
+        self.deployment = deployment
+        self.types: Mapping[str, MachineType] = {kind.name: kind for kind in deployment.types}
+        self.store = MemoryMachineStore()
+        self.store.revision = deployment.revision
+        self.now = 0.0
+        self.unservable = False
+        """whether nothing of what waits will ever get a machine, as far as the newest step knows"""
+        self._boot, self._ids = boot, ids
+        self._provider = MemoryProvider(lambda: self.now)
+        self._leader = StepLeader(self.store.term, lambda: f"machine-{next(self._ids):06}", lambda: self.now)
+        self._listening: float | None = None
+        self._used: frozenset[str] = frozenset()
+        self._peaks = dict.fromkeys(self.types, 0)
+
+    @property
+    def machines(self) -> Iterable[Machine]:
+        """Return the machines that are not over."""
+        return self.store.rows.values()
+
+    def step(self, now: float, demand: CycleDemand) -> bool:
+        """Make a step and its calls; return whether machines are in other states, so that a plan may differ."""
+        self.now = now
+        if self._listening is None:
+            self._listening = now
+        work = demand.of(self.machines)
+        reports = tuple(self._reports(demand))
+        lists = (self._provider.list(self.deployment.name, now),)
+        seen = StepInput(now, self._listening, work, lists, reports)
+        result = cycle(self.store, self._provider, self.deployment, seen, self._leader)
+        self._used = frozenset(row.id for row in self.machines if work is None or work.used(row.id))
+        codes = {one.code for one in result.refusals}
+        self.unservable = bool(result.unserved) and codes <= LASTING and not self.store.rows
+        self._forget()
+        for name in self.types:
+            self._peaks[name] = max(self._peaks[name], sum(row.type == name for row in self.machines))
+        return result.moved
+
+    def _reports(self, demand: CycleDemand) -> Iterator[tuple[str, MachineObservation]]:
+        """Yield what agents report: they join when their machine has booted, and then say what runs there."""
+        for row in self.machines:
+            boot = f"boot of {row.id}"
+            if row.state in STARTING and row.launched_at is not None and self.now >= row.launched_at + self._boot:
+                yield row.id, MachineObservation("joined", at=self.now, boot=boot)
+                yield row.id, MachineObservation("initialised", at=self.now, boot=boot, gpus=row.gpus)
+            elif row.boot is not None:
+                attempts = demand.busy.get(row.id, 0)
+                yield row.id, MachineObservation("heard", at=self.now, boot=boot, attempts=attempts)
+
+    def _forget(self) -> None:
+        """Remove instances whose machine is over from the provider, which lists all that it knows."""
+        for instance in list(self._provider.instances.values()):
+            if instance.machine in self.store.over:
+                del self._provider.instances[instance.id]
+
+    def next_at(self) -> Iterator[float]:
+        """Yield the times at which a step changes something, if nothing else happens."""
+        for row in self.machines:
+            windows = self.deployment.windows(row.type)
+            if row.state in STARTING:
+                yield (row.launched_at or row.requested_at) + self._boot
+                yield max(self.now, row.needed_at + windows.unneeded) + 1
+            elif row.state == "terminating":
+                yield max(self.now, row.end_called_at or row.since) + self.deployment.poll_interval
+            elif row.id not in self._used:
+                if row.state == "draining":
+                    yield max(self.now, row.since) + REPORT_EVERY
+                elif row.needed_at + self.types[row.type].idle_timeout >= self.now:
+                    yield row.needed_at + self.types[row.type].idle_timeout + 1
+            if row.deadline is not None and row.deadline > self.now:
+                yield row.deadline
+
+    @property
+    def winds_down_in(self) -> float:
+        """Return the seconds within which machines without work end, except those that are kept without any."""
+        return max(kind.idle_timeout for kind in self.types.values()) + 4 * self.deployment.poll_interval
+
+    def uses(self, now: float) -> Iterator[MachineUse]:
+        """Yield what each type was used for until now."""
+        zone = ZoneInfo(self.deployment.timezone)
+        every = [row for row in self.store.every().values() if row.state != "failed"]
+        for kind in self.deployment.types:
+            rows = [row for row in every if row.type == kind.name]
+            ends = [(row, row.since if row.over else now) for row in rows]
+            unknown = any(row.price is None for row in rows) or (kind.price is None and kind.spot_price is None)
+            cost = sum(sum(spent_by_month(row, end, zone).values()) for row, end in ends)
+            seconds = sum(end - row.requested_at for row, end in ends)
+            yield MachineUse(
+                self.deployment.title or self.deployment.name,
+                kind.name,
+                0 if kind.cpu_only else kind.gpus,
+                len(rows),
+                self._peaks[kind.name],
+                seconds,
+                None if unknown else cost,
+                self.deployment.currency,
+            )
+
+
+class SimulatedMachines:
+    """The machines of all deployments, and the nodes that they are."""
+
+    def __init__(self, deployments: Sequence[Deployment], boot: float) -> None:
+        ids = itertools.count(1)
+        self.deployments = [SimulatedDeployment(one, boot, ids) for one in deployments]
+        self.nodes: dict[str, Node] = {}
+        self.now = 0.0
+        self.peak = 0
+        """the most milli-GPUs of machines at once"""
+
+    @property
+    def gpus(self) -> int:
+        """Return the milli-GPUs of the machines that are nodes."""
+        return sum(node.gpus for node in self.nodes.values()) * GPU
+
+    def step(self, now: float, demand: Sequence[Demand], rows: Iterable[Workload]) -> bool:
+        """Make a step of each deployment; return whether a plan may differ. `demand`: of the newest plan."""
+        self.now = now
+        placed = [row for row in rows if row.placement or row.nomination]
+        known = cycle_demand(now, demand, self._statuses(), placed, {name: name for name in self.nodes})
+        moved = [one.step(now, known) for one in self.deployments]
+        return any(moved)
+
+    def _statuses(self) -> dict[str, NodeStatus]:
+        return {
+            node.name: NodeStatus(node.name, node.pool, tuple(range(node.gpus)), cordoned=node.cordoned)
+            for node in self.nodes.values()
+        }
+
+    def changed_nodes(self) -> tuple[list[Node], list[str]]:
+        """Return the nodes that are new or different since the last call, and the names of those that are gone."""
+        current = {
+            row.id: _node(row, one.types[row.type])
+            for one in self.deployments
+            for row in one.machines
+            if row.state in ("ready", "draining")
+        }
+        changed = [node for name, node in current.items() if self.nodes.get(name) != node]
+        gone = [name for name in self.nodes if name not in current]
+        self.nodes = current
+        self.peak = max(self.peak, self.gpus)
+        return changed, gone
+
+    def leaving(self) -> frozenset[str]:
+        """Return the machines whose work has to go by a deadline."""
+        machines = (row for one in self.deployments for row in one.machines)
+        return frozenset(row.id for row in machines if row.state == "draining" and row.deadline is not None)
+
+    def next_at(self, waits: bool) -> float | None:
+        """Return when the next step is to be made; None if none changes anything any more."""
+        live = any(one.store.rows for one in self.deployments)
+        if not live and not (waits and not all(one.unservable for one in self.deployments)):
+            return None
+        return min([self.now + STEP_EVERY, *(at for one in self.deployments for at in one.next_at())])
+
+    @property
+    def winds_down_in(self) -> float:
+        """Return the seconds within which machines without work end."""
+        return max(one.winds_down_in for one in self.deployments)
+
+    def uses(self, now: float) -> tuple[MachineUse, ...]:
+        """Return what each type of each deployment was used for until now."""
+        return tuple(use for one in self.deployments for use in one.uses(now))
+
+
+def _node(machine: Machine, kind: MachineType) -> Node:
+    gpus = 0 if kind.cpu_only else machine.gpus
+    cordoned = machine.state == "draining"
+    return Node(
+        machine.id, machine.pool, gpus, kind.cpu, kind.memory, cordoned=cordoned, model=kind.model, sessions=False
+    )
