@@ -128,6 +128,8 @@ def badge(offer: Offer) -> str:
         return "Ready now"
     if offer.code == "ready_after_reclaim":
         return "Ready soon" if offer.seconds is None else f"Ready in ≤ {duration(offer.seconds)}"
+    if offer.code == "ready_after_launch":
+        return "New machine" if offer.seconds is None else f"Ready in about {duration(offer.seconds)}"
     if offer.code == "waits":
         return "Would wait"
     return "Over quota" if preemptible_helps(offer) else "Not available"
@@ -227,7 +229,7 @@ def _from_link(table: OfferTable, profile: str, team: str | None) -> tuple[Choic
 
 
 def _first_ready(table: OfferTable) -> Choice | None:
-    for code in ("ready_now", "ready_after_reclaim", "waits"):
+    for code in ("ready_now", "ready_after_reclaim", "ready_after_launch", "waits"):
         for offer in table.offers:
             if offer.code == code:
                 return Choice(offer.profile, offer.team)

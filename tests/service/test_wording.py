@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from makeway_quota import engine
-from makeway_quota.control.machines import machine_reasons
+from makeway_quota.control.machines import machine_offers, machine_reasons
 from makeway_quota.engine.plan import Fact
 from makeway_quota.wording import Names, count, duration, gpus, names, outcomes, sentence
 from makeway_quota.wording.sentences import SENTENCES, WITH_VICTIMS
@@ -46,7 +46,10 @@ def test_lists_end_with_and() -> None:
 def engine_facts() -> set[str]:
     """Every code of a Fact in the source of the engine, and of the reasons that say what comes of machines."""
     result: set[str] = set()
-    for file in (*Path(engine.__file__).parent.rglob("*.py"), Path(machine_reasons.__file__)):
+    for file in (
+        *Path(engine.__file__).parent.rglob("*.py"),
+        *(Path(one.__file__) for one in (machine_reasons, machine_offers)),
+    ):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Fact":

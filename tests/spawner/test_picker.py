@@ -39,6 +39,19 @@ def test_every_row_shows_what_can_be_had_now_and_which_jobs_make_way() -> None:
     assert "virtual GPUs" in html
 
 
+@pytest.mark.parametrize(("seconds", "badge"), [(180, "Ready in about 3 min"), (None, "New machine")])
+def test_a_profile_for_which_a_machine_would_be_started_can_be_chosen(seconds: int | None, badge: str) -> None:
+    message = "A machine of type g2 would be started: about 3.10 EUR/h."
+    update = {"code": "ready_after_launch", "seconds": seconds, "message": message, "reason": None}
+    offers = [offer.model_copy(update=update) for offer in table().offers if offer.profile == "gpu2"]
+    html = PICKER.render(table(offers=offers), None, {})
+    assert f'<span class="badge mw-badge">{badge}</span>' in html
+    assert f'<span class="mw-message small">{message}</span>' in html
+    [chosen] = checked(html)
+    assert chosen.endswith("/gpu2")
+    assert "disabled" not in radio(html, chosen)
+
+
 def test_a_cluster_that_cannot_be_read_is_said() -> None:
     message = "Nodes and jobs are shown as they were seen last, and nothing starts: it is <away>."
     html = PICKER.render(table(problem=message), None, {})

@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("--attempt", type=int, help="of this attempt (default: the newest)")
     add.add_argument("--tail", "-n", type=int, help="only the last N lines so far")
     add.set_defaults(run=_logs)
-    add = commands.add_parser("usage", help="show the present usage of teams")
+    add = commands.add_parser("usage", help="show the present usage of teams, and what a job of mine could have now")
     as_json(add)
     add.set_defaults(run=_usage)
     add = commands.add_parser("quota", help="show the bytes that are kept for me, my teams and all, and what to delete")
@@ -265,6 +265,9 @@ def _usage(args: argparse.Namespace) -> int:
     print(text_of([teams.usage_table(usage.teams)]) if usage.teams else teams.NO_TEAM)
     print(*teams.borrowing(usage.teams), sep="\n", end="\n" if teams.borrowing(usage.teams) else "")
     print(f"{number(usage.used)} of {gpus(usage.total)} in use, {number(usage.free)} idle.")
+    offers = client().offers(kind="job")
+    if offers.teams:
+        print(teams.now_line(offers), *teams.machine_lines(offers), sep="\n")
     if usage.virtual:
         print(teams.VIRTUAL)
     return 0

@@ -23,6 +23,8 @@ from .words import clock, full_clock
 
 VIRTUAL = "These GPUs are virtual: this machine has none, and jobs run without one."
 NO_TEAM = "You are in no team, so no GPUs are reserved for you; ask an administrator to add you to one."
+MACHINE_REASONS = frozenset({"waiting_for_node", "no_machine"})
+"""Codes of the reasons of offers that say what machines would do"""
 _MAX_JOBS = 20
 
 
@@ -37,7 +39,8 @@ class Gpus:
         if not teams:
             return NO_TEAM
         text = text_of([usage_table(teams)])
-        notes = [*borrowing(teams), now_line(self.table), *([VIRTUAL] if self.table.virtual else [])]
+        now = [now_line(self.table), *machine_lines(self.table)]
+        notes = [*borrowing(teams), *now, *([VIRTUAL] if self.table.virtual else [])]
         return "\n".join([*([self.table.problem] if self.table.problem else []), text, *notes])
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
@@ -115,11 +118,24 @@ def _for_team(offers: Sequence[Offer]) -> str:
         within = f"within {duration(offer.seconds)}" if offer.seconds is not None else "after a reclaim"
         taken = sum(v.gpus for v in offer.victims)
         parts.append(f"{offer.profile} {within}" + (f" (jobs on {gpus(taken)} make way)" if taken else ""))
+    for offer in by_code.get("ready_after_launch", []):
+        at = f"in about {duration(offer.seconds)}" if offer.seconds is not None else "once it has booted"
+        parts.append(f"{offer.profile} on a new machine, {at}")
     if waits := by_code.get("waits"):
         parts.append(f"{listed(o.profile for o in waits)} would wait")
     if refused := by_code.get("refused"):
         parts.append(f"{listed(o.profile for o in refused)} {'is' if len(refused) == 1 else 'are'} refused")
     return ", ".join(parts)
+
+
+def machine_lines(offers: OfferTable) -> list[str]:
+    """Return what is told of machines of pools that grow: a line for each team and message, with its profiles."""
+    told: dict[tuple[str, str], list[str]] = {}
+    for offer in offers.offers:
+        if offer.reason is not None and offer.reason.code in MACHINE_REASONS:
+            told.setdefault((offer.team_title or offer.team or "", offer.message), []).append(offer.profile)
+    several = len({team for team, _ in told}) > 1
+    return [f"{listed(names)}{f' for {team}' if several else ''}: {text}" for (team, text), names in told.items()]
 
 
 # -- outputs -------------------------------------------------------------------------------------------------------
@@ -172,6 +188,7 @@ def gpus_blocks(offers: OfferTable) -> list[Block]:
         Drawing(bars.legend()),
         *(line(text) for text in borrowing(offers.usage)),
         line(Bold(now_line(offers)), space=6),
+        *(line(text) for text in machine_lines(offers)),
         line(Soft(f"State of {full_clock(offers.at)}.")),
     ]
 

@@ -19,6 +19,8 @@ function badge(offer) {
   if (offer.code === "ready_now") return "Ready now";
   if (offer.code === "ready_after_reclaim")
     return offer.seconds === null ? "Ready soon" : `Ready in ≤ ${duration(offer.seconds)}`;
+  if (offer.code === "ready_after_launch")
+    return offer.seconds === null ? "New machine" : `Ready in about ${duration(offer.seconds)}`;
   if (offer.code === "waits") return "Would wait";
   return preemptibleHelps(offer) ? "Over quota" : "Not available";
 }

@@ -69,9 +69,11 @@ class Offer(Wire):
     team: str | None
     team_title: str = ""
     kind: Kind = Kind.SESSION
-    code: str = Field(description="ready_now, ready_after_reclaim, waits or refused")
+    code: str = Field(description="ready_now, ready_after_reclaim, ready_after_launch (of machines), waits or refused")
     message: str
-    seconds: int | None = Field(None, description="until it is ready, at most; null where it cannot be known")
+    seconds: int | None = Field(
+        None, description="until it is ready: at most, about for ready_after_launch; null where it cannot be known"
+    )
     victims: list[Victim] = Field(default_factory=list)
     reason: Reason | None = None
 

@@ -1,21 +1,22 @@
 """Find for each pending workload whether a machine is coming for it, or why none is launched. Pure.
 
 Made of one step's decision and the machines as they are: what the decision counted on and failed since is left out, so
-that nothing is said of that work until the next decision.
+that nothing is said of that work until the next decision. `outlook` answers the same for work that could be submitted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from .budget import Money
-from .demand import PendingWork
+from .budget import Money, count_money
+from .demand import MachineDemand, PendingWork
 from .deployment import Deployment, MachineType
 from .machine import CANCELLABLE, Machine
 from .rooms import fits_on
-from .sizing import LaunchRefusal
+from .sizing import LaunchRefusal, size
+from .step import MachineRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,61 @@ class NotComing:
 
 
 Prospect = Coming | NotComing
+
+
+@dataclass(frozen=True, slots=True)
+class WouldLaunch:
+    """Machines would be launched for a workload: their types, one for each; `existing` ones have room for it besides.
+
+    `price`: of an hour of all of them, None where one is not known; `seconds`: until the new ones are probably ready,
+    None where that is not known.
+    """
+
+    count: MachineCount
+    types: tuple[str, ...]
+    existing: int
+    price: int | None
+    currency: str
+    seconds: float | None
+
+
+def outlook(
+    deployment: Deployment,
+    rows: MachineRows,
+    demand: MachineDemand,
+    boots: Mapping[str, float],
+    now: float,
+    *,
+    deleting: bool = False,
+) -> Prospect | WouldLaunch | None:
+    """Return what the last workload of the demand can expect of a step that is made now; nothing is launched.
+
+    None where no type is for it. `boots` as for `prospects`.
+    """
+    asked = demand.pending[-1]
+    sized = replace(deployment, paused=True) if deleting else deployment
+    money = count_money(deployment, rows.machines, rows.closed, now)
+    sizing = size(sized, rows.machines, demand, rows.backoffs, money, now)
+    places = sizing.served.get(asked.workload, ())
+    existing = tuple(one for one in places if isinstance(one, str))
+    launches = [sizing.launches[one] for one in places if isinstance(one, int)]
+    if not launches:
+        served = {asked.workload: existing} if existing else {}
+        decision = WaitingDecision(served, sizing.unserved, sizing.refusals)
+        told = prospects(deployment, rows.machines, decision, money, boots, now, deleting=deleting)
+        return told.get(asked.workload)
+    live = {row.id: row for row in rows.machines if not row.over}
+    known = [*(one.price for one in launches), *(live[name].price for name in existing)]
+    prices = [price for price in known if price is not None]
+    took = [boots[one.type] for one in launches if one.type in boots]
+    return WouldLaunch(
+        _Counts(deployment, live).of(asked.pools),
+        tuple(one.type for one in launches),
+        len(existing),
+        sum(prices) if len(prices) == len(places) else None,
+        deployment.currency,
+        max(took) if len(took) == len(launches) else None,
+    )
 
 
 def prospects(

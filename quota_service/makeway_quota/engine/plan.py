@@ -203,18 +203,25 @@ class OfferVictim:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one request would get now. `seconds` is the longest grace of the workloads in `victims` or `moved`."""
+    """What one request would get now.
+
+    `seconds` is the longest grace of the workloads in `victims` or `moved`, or until machines are ready, None where
+    that is not known.
+    `demand`, where machines of autoscaled pools could run the request: that of the work that is served before, then its
+    own.
+    """
 
     policy: str
     profile: str
-    code: Literal["ready_now", "ready_after_reclaim", "wait", "refused"]
+    code: Literal["ready_now", "ready_after_reclaim", "ready_after_launch", "wait", "refused"]
     reason: Code
     facts: Facts
-    seconds: float = 0.0
+    seconds: float | None = 0.0
     in_quota: bool = True
     victims: tuple[OfferVictim, ...] = ()
     moved: tuple[OfferVictim, ...] = ()
     numbers: Numbers = field(default_factory=dict)
+    demand: tuple[Demand, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Literal
 from .incremental import IncrementalEngine
 from .index.cluster import Cluster
 from .index.pending import Pending
-from .plan import Evict, Fact, Facts, Move, Numbers, Offer, OfferVictim, Plan, Start, Waiting
+from .plan import Demand, Evict, Fact, Facts, Move, Numbers, Offer, OfferVictim, Plan, Start, Waiting
 from .snapshot import ADMITTED, Kind, Node, Profile, Snapshot, Workload, from_milli
 
 ASKING = "?"
@@ -150,7 +150,13 @@ def _read(cluster: Cluster, request: Workload, plan: Plan, in_quota: bool) -> Of
     if waiting.code == "reclaiming":
         return _reclaiming(cluster, offer, plan, waiting)
     code: Literal["refused", "wait"] = "refused" if waiting.code in ("queue_closed", "too_large") else "wait"
-    return replace(offer, code=code, reason=waiting.code)
+    return replace(offer, code=code, reason=waiting.code, demand=_demand(plan))
+
+
+def _demand(plan: Plan) -> tuple[Demand, ...]:
+    """Return the demand in the order of rights, up to the request's own; nothing where no machine could run it."""
+    at = next((at for at, one in enumerate(plan.demand) if one.id == ASKING), None)
+    return () if at is None else plan.demand[: at + 1]
 
 
 def _waiting(plan: Plan, request: Workload) -> Waiting:

@@ -27,6 +27,7 @@ from .jobs.submissions import SubmissionService
 from .log.audit import AuditService
 from .log.event_feed import EventFeed
 from .log.growth import GrowthService
+from .machine_outlook import MachineOutlook
 from .machines.credentials import CredentialService
 from .machines.deployments import DeploymentService
 from .machines.machines import MachineService
@@ -67,7 +68,8 @@ class Services:
         """Construct the services of a process; `wake` and `wake_at_once` request a cycle of the loop."""
         context = Context.of(parts, wake, wake_at_once)
         feed = EventFeed(parts.store, context.call)
-        access, offers = JobAccess(context), OfferService(context)
+        machines = MachineOutlook(context, dict if parts.machines is None else parts.machines.cluster_machines)
+        access, offers = JobAccess(context), OfferService(context, machines)
         credentials = CredentialService(context)
         return cls(
             context=context,
@@ -76,12 +78,12 @@ class Services:
             submissions=SubmissionService(context, access, offers),
             moves=QueueMoveService(context, access),
             outputs=OutputService(context, access),
-            sessions=SessionService(context),
+            sessions=SessionService(context, machines),
             inventory=InventoryService(context),
             listings=ListingService(context),
             offers=offers,
             usage=UsageService(context),
-            policies=PolicyService(context),
+            policies=PolicyService(context, machines),
             people=PeopleService(context),
             audit=AuditService(context, feed),
             attempts=AttemptService(context, parts.channel, credentials),

@@ -19,6 +19,7 @@ from ..wording import outcomes
 from .caller import Caller
 from .context import Context
 from .eligibility import title_of
+from .machine_outlook import MachineOutlook
 from .projection import Projection, projection
 from .refusals import busy, invalid_document, refuse, wire_issues
 from .times import at
@@ -30,8 +31,8 @@ MAX_PREVIEWS = 4
 class PolicyService:
     """The policy document and its versions. Leads of some teams see the policies of these teams only."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, machines: MachineOutlook) -> None:
+        self._context, self._machines = context, machines
         self._previews: set[str] = set()
         """The callers whose preview is under way or waits"""
 
@@ -64,7 +65,7 @@ class PolicyService:
         except PolicyInvalid as invalid:
             return PolicyCheck(ok=False, issues=wire_issues(invalid.issues))
         teams = context.managed_teams(caller)
-        odd = wire_issues([*await context.call(warnings, text), *self._without_sessions(document)])
+        odd = wire_issues([*await context.call(warnings, text), *await self._without_sessions(document)])
         if teams is None:
             odd += [
                 PolicyIssue(file="policy.yaml", where=f"profile {name}", message=f"{why[:1].upper()}{why[1:]}")
@@ -75,11 +76,11 @@ class PolicyService:
         changes = await context.call(_diff_of_teams, row.document if row else text, text, teams)
         return PolicyCheck(ok=True, warnings=odd, changes=changes)
 
-    def _without_sessions(self, document: Document) -> list[Issue]:
+    async def _without_sessions(self, document: Document) -> list[Issue]:
         """Return the profiles for notebooks that may go to pools whose backend holds none."""
-        assignment, result = self._context.world.assignment, list[Issue]()
+        result = list[Issue]()
         for profile in document.profiles:
-            pools = assignment.without_sessions(profile.pools) if profile.gpus else ()
+            pools = await self._machines.without_sessions(profile.pools) if profile.gpus else []
             if pools and "session" in document.profile_facts[profile.name].kinds:
                 message = outcomes.no_sessions(title_of(document, profile), pools)
                 result.append(Issue("policy.yaml", None, f"profiles.{profile.name}", message))

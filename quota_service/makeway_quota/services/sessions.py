@@ -20,14 +20,16 @@ from .caller import Caller
 from .context import Context
 from .eligibility import check_queue, find_image, find_profile, title_of
 from .idempotency import key_of
+from .machine_outlook import MachineOutlook
 from .refusals import refuse
 
 
 class SessionService:
     """Sessions are requested by the Hub's spawner and seen by their owners."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, machines: MachineOutlook) -> None:
         self._context = context
+        self._machines = machines
 
     async def request(
         self, caller: Caller, request: SessionRequest, groups: Sequence[str], key: str | None = None
@@ -41,7 +43,7 @@ class SessionService:
         live = await self._live()  # before the key: what the same request has queued is found by its key then
         if known is not None and (before := await context.call(context.store.submitted, [known])) is not None:
             return await self._queued(before[0])
-        profile = self._session_profile(request, groups)
+        profile = await self._session_profile(request, groups)
         if profile.gpus and (why := await context.backend.notebook_problem(profile.name)):
             raise refuse(outcomes.no_claims(title_of(context.document, profile), why), "no_claims", 409)
         await self._end_earlier(live, request)
@@ -78,7 +80,7 @@ class SessionService:
             if (row.owner, row.server) == (request.user, request.server):
                 await self.release(row.id, "a new server of the same name was requested")
 
-    def _session_profile(self, request: SessionRequest, groups: Sequence[str]) -> Profile:
+    async def _session_profile(self, request: SessionRequest, groups: Sequence[str]) -> Profile:
         context = self._context
         profile = find_profile(context.document, request.profile)
         if "session" not in context.document.profile_facts[profile.name].kinds:
@@ -99,7 +101,7 @@ class SessionService:
                 )
             raise refuse(message, "no_team", 403)
         check_queue(context.document, request.user, teams, request.team, profile)
-        if pools := context.world.assignment.without_sessions(profile.pools):
+        if pools := await self._machines.without_sessions(profile.pools):
             raise refuse(outcomes.no_sessions(title_of(context.document, profile), pools), "no_sessions", 409)
         return profile
 

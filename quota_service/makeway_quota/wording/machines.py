@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from makeway_api.quantities import count, gpus
+from makeway_api.durations import duration
+from makeway_api.quantities import count, gpus, listed
 
 FactValues = Mapping[str, Any]
 
@@ -96,6 +98,47 @@ def machine_coming(v: FactValues) -> str:
 def no_machine(v: FactValues) -> str:
     """Return that no machine is coming for a workload."""
     return f"No machine is coming for it: {_has(v)}."
+
+
+# -- what a request would get ------------------------------------------------------------------------------------
+
+
+def machine_offered(v: FactValues) -> str:
+    """Return which machines would be started for a request: `A machine of type g2 would be started: ready in …`."""
+    types: Counter[str] = Counter(v["types"])
+    texts = [f"{'a machine' if many == 1 else f'{many} machines'} of type {name}" for name, many in types.items()]
+    text = listed(texts) + " would be started"
+    if v["existing"]:
+        text += f" beside {count(v['existing'], 'machine')} with room for it"
+    return f"{text[0].upper()}{text[1:]}: {_when(v)}. {_has(v)}."
+
+
+def machine_on_its_way(v: FactValues) -> str:
+    """Return that machines which boot already would have room for a request."""
+    one = v["machines"] == 1
+    what = "A machine that boots already has" if one else f"{v['machines']} machines that boot already have"
+    return f"{what} room for it: {_when(v)}. {_has(v)}."
+
+
+def _when(v: FactValues) -> str:
+    if "seconds" in v:
+        text = f"ready in about {duration(v['seconds'])}"
+    else:
+        text = "later than most" if v.get("late") else "how long it takes to boot is not known yet"
+    return text + (f", about {_money(v['price'], v['currency'])}/h" if "price" in v else "")
+
+
+def no_machine_offered(v: FactValues) -> str:
+    """Return that no machine would be started for a request."""
+    return f"No machine would be started for it: {_has(v)}."
+
+
+def next_launch(v: FactValues) -> str:
+    """Return when a launch is tried again."""
+    return f"The next try is in about {duration(v['seconds'])}."
+
+
+# -- why none is launched ----------------------------------------------------------------------------------------
 
 
 def _limit(v: FactValues) -> str:

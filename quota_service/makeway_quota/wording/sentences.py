@@ -15,7 +15,15 @@ from makeway_api.durations import duration
 from makeway_api.quantities import count, gpus, listed, memory, number
 
 from ..engine.plan import Fact
-from .machines import machine_coming, no_launch, no_machine
+from .machines import (
+    machine_coming,
+    machine_offered,
+    machine_on_its_way,
+    next_launch,
+    no_launch,
+    no_machine,
+    no_machine_offered,
+)
 from .naming import IDS, Names
 
 NO_DEADLINE_AFTER = 366 * 86_400.0
@@ -397,6 +405,10 @@ SENTENCES: Mapping[str, Sentence] = {
     "no_deployment": lambda v, n: f"No machine is coming for it: no deployment launches machines for {_pool(v, n)}.",
     "no_machine": lambda v, n: no_machine(v),
     "no_launch": lambda v, n: no_launch(v),
+    "machine_offered": lambda v, n: machine_offered(v),
+    "machine_on_its_way": lambda v, n: machine_on_its_way(v),
+    "no_machine_offered": lambda v, n: no_machine_offered(v),
+    "next_launch": lambda v, n: next_launch(v),
     # The reference engine, which does not look for the cause
     "plain_start": lambda v, n: (
         f"Starts on {listed(v['nodes'])} {'within its reservation' if v['in_quota'] else 'over quota'}."

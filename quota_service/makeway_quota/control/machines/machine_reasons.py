@@ -8,11 +8,11 @@ this is being decided.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ...autoscale.budget import UNIT
-from ...autoscale.prospects import Coming, NotComing, Prospect
+from ...autoscale.prospects import Cause, Coming, NotComing, Prospect
 from ...engine.index.pending import Pending, PendingGroup, PendingReason
 from ...engine.plan import Code, Fact, Facts, Number, Plan, Waiting
 from ...engine.snapshot import Workload
@@ -127,18 +127,18 @@ def _together(engine: PendingReason, reason: PendingReason) -> PendingReason:
         return reason
     if engine.code in OWN_END:
         return replace(engine, more=(*engine.more, *reason.facts))
-    return replace(reason, facts=(*_kept(engine.facts), *reason.facts), more=engine.more)
+    return replace(reason, facts=(*kept(engine.facts), *reason.facts), more=engine.more)
 
 
 def _with(waiting: Waiting, reason: PendingReason) -> Waiting:
     """Return the reason of one workload, as `_together` does."""
     if reason.code != COMES and waiting.code in OWN_END:
         return replace(waiting, facts=(*waiting.facts, *reason.facts))
-    facts = reason.facts if reason.code == COMES else (*_kept(waiting.facts), *reason.facts)
+    facts = reason.facts if reason.code == COMES else (*kept(waiting.facts), *reason.facts)
     return Waiting(waiting.id, reason.code, reason.rule, facts, reason.numbers, reason.not_before)
 
 
-def _kept(facts: Facts) -> Facts:
+def kept(facts: Facts) -> Facts:
     """Return what is worth knowing of the nodes of today: nothing where there are none."""
     none = any(
         fact.code in SAYS_NOTHING or (fact.code == "no_free_gpus" and not fact.values["total"]) for fact in facts
@@ -167,8 +167,15 @@ def _not_coming(one: NotComing) -> PendingReason:
         "all_machines": one.count.machines,
         "limit": one.count.limit,
     }
-    facts = [Fact("no_machine", counts)]
-    for cause in one.causes:
+    facts = (Fact("no_machine", counts), *launch_facts(one.causes))
+    causes = tuple(dict.fromkeys(cause.code for cause in one.causes))
+    return PendingReason(NONE_COMES, RULE, facts, counts | {"causes": causes}, one.until)
+
+
+def launch_facts(causes: Iterable[Cause]) -> Facts:
+    """Return why no machine is launched as facts, with amounts in units of the currency."""
+    facts = []
+    for cause in causes:
         amounts: dict[str, Number] = {
             name: value / UNIT if name in ("used", "price") or (name == "limit" and "used" in cause.values) else value
             for name, value in cause.values.items()
@@ -176,5 +183,4 @@ def _not_coming(one: NotComing) -> PendingReason:
         }
         texts = {name: value for name, value in cause.values.items() if isinstance(value, str)}
         facts.append(Fact("no_launch", {"cause": cause.code, **texts, **amounts}))
-    causes = tuple(dict.fromkeys(cause.code for cause in one.causes))
-    return PendingReason(NONE_COMES, RULE, tuple(facts), counts | {"causes": causes}, one.until)
+    return tuple(facts)

@@ -24,6 +24,7 @@ from ...engine.snapshot import Kind, Snapshot
 from ...engine.what_if import WhatIf
 from ...policy import Document
 from ..context import Context
+from ..machine_outlook import Known, MachineOutlook
 from ..refusals import busy
 
 SHARE = 0.15
@@ -103,8 +104,14 @@ class Budget:
 class OfferEngine:
     """Answers questions one after the other; equal questions of several callers are answered once."""
 
-    def __init__(self, context: Context, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        context: Context,
+        clock: Callable[[], float] = time.monotonic,
+        machines: MachineOutlook | None = None,
+    ) -> None:
         self._context = context
+        self._machines = machines or MachineOutlook(context)
         self._clock = clock
         self._budget = Budget(SHARE, BURST, clock)
         self._known: dict[Question, Answer] = {}
@@ -119,6 +126,8 @@ class OfferEngine:
         """How many times something changed that the engine can see."""
         self._rest: Snapshot | None = None
         """What was shown last besides workloads and nodes."""
+        self._deployments: Known = {}
+        """The deployments with their machines as they were read last."""
         self._unread: list[EngineChanges] = []
         """Changes that the engine was not shown yet, oldest first."""
         self._unread_size = 0
@@ -188,6 +197,9 @@ class OfferEngine:
             state, now = self._state, self._context.clock()
             try:
                 offer, took = await self._context.think(self._ask, changes, question, now)
+                if offer.demand:
+                    offer, more = await self._machines.offered(offer, now)
+                    took += more
             except BaseException:
                 self._built_at = None  # the engine may be half changed
                 raise
@@ -200,6 +212,10 @@ class OfferEngine:
 
     async def _read_changes(self, model: ReadModel) -> None:
         """Read what the engine has to be shown of a newer model, and count whether there is anything."""
+        deployments = await self._machines.read()
+        if deployments is not self._deployments:
+            self._deployments = deployments
+            self._state += 1
         if self._version >= model.version and not self._due():
             return
         rows = await self._context.world.rows()

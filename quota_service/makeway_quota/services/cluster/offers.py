@@ -14,6 +14,7 @@ from ...wording import outcomes, sentence
 from ..caller import Caller
 from ..context import Context
 from ..eligibility import title_of
+from ..machine_outlook import MachineOutlook
 from ..times import at
 from ..views import gpu
 from .inventory import profile_model, usable
@@ -26,9 +27,10 @@ OFFER_CODES = {"wait": "waits"}
 class OfferService:
     """Offers for every profile and team of a user (N03)."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, machines: MachineOutlook) -> None:
         self._context = context
-        self._engine = OfferEngine(context)
+        self._machines = machines
+        self._engine = OfferEngine(context, machines=machines)
 
     async def offers(self, caller: Caller, user: str, groups: Sequence[str], kind: str) -> OfferTable:
         """Return what `user` can have now with every profile in every team of theirs."""
@@ -45,7 +47,7 @@ class OfferService:
                     Offer(profile=profile.name, team=None, kind=wanted, code="ready_now", message=message, seconds=0)
                 )
                 continue
-            pools = context.world.assignment.without_sessions(profile.pools) if wanted is Kind.SESSION else ()
+            pools = await self._machines.without_sessions(profile.pools) if wanted is Kind.SESSION else []
             if pools:
                 offers += [
                     self._not_for_notebooks(profile, team, pools)
@@ -106,7 +108,7 @@ class OfferService:
             kind=kind,
             code=OFFER_CODES.get(offer.code, offer.code),
             message=message,
-            seconds=None if offer.code in ("wait", "refused") else round(offer.seconds),
+            seconds=None if offer.seconds is None or offer.code in ("wait", "refused") else round(offer.seconds),
             victims=[await self._victim(victim, offer.policy) for victim in (*offer.victims, *offer.moved)],
             reason=Reason(code=offer.reason, message=message, numbers=dict(offer.numbers)),
         )

@@ -1,0 +1,77 @@
+"""Add to an offer of the engine what machines would do for the request: which would be started, or why none.
+
+The words are those of the reasons of work that waits (`machine_reasons`), for work that could be submitted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...autoscale.budget import UNIT
+from ...autoscale.prospects import Coming, NotComing, Prospect, WouldLaunch
+from ...engine.plan import Fact, Number, Offer
+from .machine_reasons import COMES, NONE_COMES, OWN_END, kept, launch_facts
+
+ROUGH = 120.0
+"""Seconds below which an estimate is in tens of seconds, above in minutes"""
+
+
+def offered(offer: Offer, pool: str, prospects: Sequence[Prospect | WouldLaunch | None], now: float) -> Offer:
+    """Return an offer with the best of what deployments could do for it; without any, that no machine comes."""
+    offer = replace(offer, demand=())
+    for one in prospects:
+        if isinstance(one, WouldLaunch | Coming):
+            return _launched(offer, one, now)
+    none = next((one for one in prospects if isinstance(one, NotComing)), None)
+    if none is None:
+        facts: tuple[Fact, ...] = (Fact("no_deployment", {"pool": pool}),)
+        return _without(offer, facts, {"pool": pool})
+    values = _counts(none)
+    facts = (Fact("no_machine_offered", values), *launch_facts(none.causes))
+    if none.until is not None and none.until > now:
+        facts = (*facts, Fact("next_launch", {"seconds": about(none.until - now)}))
+    return _without(offer, facts, {**values, "causes": tuple(dict.fromkeys(cause.code for cause in none.causes))})
+
+
+def about(seconds: float) -> int:
+    """Return an estimate as people give it: in tens of seconds, or in minutes, rounded up."""
+    step = 10 if seconds < ROUGH else 60
+    return max(step, math.ceil(seconds / step) * step)
+
+
+def _launched(offer: Offer, one: WouldLaunch | Coming, now: float) -> Offer:
+    values = _counts(one)
+    if isinstance(one, WouldLaunch):
+        code = "machine_offered"
+        seconds = one.seconds
+        values |= {"types": one.types, "existing": one.existing, "machines": len(one.types) + one.existing}
+    else:
+        code = "machine_on_its_way"
+        seconds = None if one.at is None else one.at - now
+        values |= {"machines": one.machines, "late": one.late}
+    if seconds is not None:
+        values["seconds"] = about(seconds)
+    if one.price is not None:
+        values |= {"price": one.price / UNIT, "currency": one.currency}
+    return replace(
+        offer,
+        code="ready_after_launch",
+        reason=COMES,
+        facts=(Fact(code, values),),
+        seconds=None if seconds is None else about(seconds),
+        numbers=values,
+    )
+
+
+def _without(offer: Offer, facts: tuple[Fact, ...], values: dict[str, Number]) -> Offer:
+    """Return an offer for which no machine is started: what its pools lack now comes first."""
+    if offer.reason in OWN_END:
+        return replace(offer, facts=(*offer.facts, *facts))
+    return replace(offer, code="wait", reason=NONE_COMES, facts=(*kept(offer.facts), *facts), numbers=values)
+
+
+def _counts(one: Prospect | WouldLaunch) -> dict[str, Number]:
+    count = one.count
+    return {"deployment": count.deployment, "all_machines": count.machines, "limit": count.limit}

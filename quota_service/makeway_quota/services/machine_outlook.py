@@ -1,0 +1,143 @@
+"""Find what the deployments of machines would do for a request that could be made, and where no notebook can start.
+
+Read from the database, so that every replica answers alike; nothing is launched. Used by offers, sessions and checks of
+policies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ..autoscale.demand import MachineDemand
+from ..autoscale.deployment import CLUSTER, Deployment
+from ..autoscale.document import read_deployment
+from ..autoscale.machine import Machine
+from ..autoscale.prospects import outlook, usual_boots
+from ..autoscale.step import MachineRows
+from ..backends.base import NodeStatus
+from ..backends.machines.machine_source import BACKEND
+from ..control.machines.cycle_demand import cycle_demand
+from ..control.machines.deployment_driver import BOOTS
+from ..control.machines.machine_offers import offered
+from ..engine.plan import Offer
+from ..policy import PolicyInvalid
+from ..store.records import Workload
+from .context import Context
+
+FRESH = 2.0
+"""Seconds for which the machines as they were read last will do"""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDeployment:
+    """A deployment with its machines; `boots`: how long a boot takes, by type, where known."""
+
+    deployment: Deployment
+    deleting: bool
+    rows: MachineRows
+    boots: Mapping[str, float]
+
+    def serves(self, pools: Iterable[str]) -> bool:
+        """Whether it launches machines for one of some pools."""
+        return any(kind.pool in pools for kind in self.deployment.types)
+
+
+Known = Mapping[str, KnownDeployment]
+"""The deployments by name, in that order"""
+
+
+class MachineOutlook:
+    """The deployments and their machines as they were read last, for the event loop."""
+
+    def __init__(self, context: Context, cluster_machines: Callable[[], Mapping[str, str]] = dict) -> None:
+        """`cluster_machines`: the machines that are nodes of the cluster, by node."""
+        self._context, self._cluster_machines = context, cluster_machines
+        self._driven = BACKEND in context.settings.backends
+        self._known: Known = {}
+        self._documents: dict[str, Deployment] = {}
+        self._read_at = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def read(self) -> Known:
+        """Return the deployments, at most FRESH seconds old; the same object while nothing changed."""
+        if self._driven and time.monotonic() - self._read_at >= FRESH:
+            async with self._lock:
+                if time.monotonic() - self._read_at >= FRESH:
+                    known = await self._context.call(self._read)
+                    self._known = self._known if known == self._known else known
+                    self._read_at = time.monotonic()
+        return self._known
+
+    async def without_sessions(self, pools: Iterable[str]) -> list[str]:
+        """Return those of some pools in which no notebook can start.
+
+        Their nodes hold none, or they have no node, and the machines that are launched for them join by agents.
+        """
+        names, assignment = list(pools), self._context.world.assignment
+        result = set(assignment.without_sessions(names))
+        known = await self.read()
+        empty = set(names).difference(node.pool for node in assignment.nodes)
+        for pool in empty:
+            providers = {one.deployment.provider for one in known.values() if one.serves((pool,))}
+            if providers and CLUSTER not in providers:
+                result.add(pool)
+        return [name for name in names if name in result]
+
+    async def offered(self, offer: Offer, now: float) -> tuple[Offer, float]:
+        """Return an offer with what machines would do for the request, and the processor time that it took."""
+        known, world = await self.read(), self._context.world
+        if not self._driven:
+            return replace(offer, demand=()), 0.0
+        rows, nodes = await world.placed(), dict(world.observed.nodes)
+        machines = {name: name for name, node in nodes.items() if node.backend == BACKEND}
+        machines |= self._cluster_machines()
+        return await self._context.think(_offered, offer, known, rows, nodes, machines, now)
+
+    def _read(self) -> Known:
+        store, result = self._context.store, dict[str, KnownDeployment]()
+        documents = self._documents
+        self._documents = {}
+        for stored in store.deployments.list():
+            deployment = documents.get(stored.name)
+            if deployment is None or deployment.revision != stored.version:
+                try:
+                    read = read_deployment(stored.document, stored.name)
+                except PolicyInvalid:
+                    continue  # nothing is launched by it; the loop quarantines it
+                deployment = replace(read, revision=stored.version)
+            self._documents[stored.name] = deployment
+            boots = _boots(store.machines.machines(stored.name, limit=BOOTS))
+            rows = store.machines.read(stored.name)
+            result[stored.name] = KnownDeployment(deployment, stored.deleting, rows, boots)
+        return result
+
+
+def _boots(machines: Iterable[Machine]) -> Mapping[str, float]:
+    took: dict[str, list[float]] = {}
+    for machine in machines:
+        if machine.ready_at is not None:
+            took.setdefault(machine.type, []).append(machine.ready_at - machine.requested_at)
+    return usual_boots(took)
+
+
+def _offered(
+    offer: Offer,
+    known: Known,
+    rows: Mapping[str, Workload],
+    nodes: Mapping[str, NodeStatus],
+    machines: Mapping[str, str],
+    now: float,
+) -> tuple[Offer, float]:
+    """Size each deployment with the request's demand; return the offer and how long that took."""
+    began = time.thread_time()
+    pools = offer.demand[-1].pools
+    cycle = cycle_demand(0.0, offer.demand, nodes, rows.values(), machines)
+    demand = MachineDemand(cycle.pending, cycle.nodes, cycle.busy, cycle.nominated)
+    prospects = []
+    for one in known.values():
+        if one.serves(pools):
+            prospects.append(outlook(one.deployment, one.rows, demand, one.boots, now, deleting=one.deleting))
+    return offered(offer, pools[0], prospects, now), time.thread_time() - began
