@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Sequence
 
-from . import helm, image_build, node, portal, programs, teardown
+from . import helm, image_build, node, portal, programs, stand_in_launchers, teardown
 from .cluster import Cluster
 from .folder import folders
 from .problems import KubeProblem
 from .processes import marked
 from .progress import duration
+from .stand_in_autoscaler import StandInAutoscaler
 
 
 def up(simulated: int, gpus: int) -> None:
@@ -65,8 +66,11 @@ def run(gpus: int) -> None:
         say("The chart helm/makeway, installed by Helm")
         portal.install(cluster, portal.demo_values(gpus))
         portal.wait_until_ready(cluster, say=say)
-        print(portal.announcement(cluster), flush=True)
-        keep(cluster)
+        cluster.simulate()
+        launchers = stand_in_launchers.running(cluster.kubeconfig, portal.address(cluster.api), portal.JOBS)
+        with launchers, StandInAutoscaler(cluster.api, "cloud", portal.GROUPS, boot=8.0, unneeded=5.0):
+            print(portal.announcement(cluster), flush=True)
+            keep(cluster)
 
 
 def list_clusters() -> None:

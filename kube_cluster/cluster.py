@@ -26,6 +26,7 @@ class Cluster:
         """the real nodes"""
         self.simulated: list[str] = []
         """the names of the simulated nodes"""
+        self._simulates = False
         self.why_no_node = why_no_node()
         """why this machine cannot run a real node, None when it can"""
         self._guard = guard
@@ -79,13 +80,18 @@ class Cluster:
     def add_simulated_nodes(self, count: int, gpus: int = 8, model: str = "NVIDIA-H100-80GB-HBM3") -> list[str]:
         """Add nodes that kwok simulates and return their names when they are ready."""
         plane = self._running()
-        if not self.simulated:
-            simulated.start(self.folder, plane)
+        self.simulate()
         first = len(self.simulated)
         names = [f"simulated-{number:04d}" for number in range(first, first + count)]
         simulated.add(self.folder, plane.api, names, gpus, model)
         self.simulated += names
         return names
+
+    def simulate(self) -> None:
+        """Start what simulates nodes, unless it runs."""
+        if not self._simulates:
+            simulated.start(self.folder, self._running())
+            self._simulates = True
 
     def add_node(self, gpus: int = 4) -> node.Node:
         """Add a real node with virtual GPUs and return it when it is ready; raise NotHere where that cannot be."""

@@ -20,11 +20,14 @@ from .api import Api, Object
 from .cluster import Cluster
 from .helm import Helm
 from .problems import KubeProblem
+from .simulated import SIMULATED as SIMULATED_TAINT
+from .stand_in_autoscaler import POOL
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "helm" / "makeway"
-SAMPLE_POLICY = ROOT / "hub_config" / "policy.yaml"
+SAMPLE_POLICY = ROOT / "hub_config" / "machines" / "policy.yaml"
 RELEASE = NAMESPACE = "makeway"
+JOBS = f"{NAMESPACE}-jobs"
 IMAGES = {"hub": "hub", "service": "quota-service", "notebook": "notebook", "proxy": "proxy"}
 """The chart's names of the images, and their folders in helm/images."""
 PARTS = ("hub", "images", "proxy", "service")
@@ -41,6 +44,31 @@ LABELLED = """\
     nodes:
       labels: {makeway.test/real: "true"}
 """
+GROWS = """\
+    kind: autoscaled
+"""
+SIMULATED = f"""\
+    kind: autoscaled
+    # Simulated nodes with this label: an imitated autoscaler of the cluster adds and removes them.
+    nodes:
+      labels: {{{POOL}: cloud}}
+"""
+GROUPS = {"small-2": (2, 2), "large-4": (4, 1)}
+"""The imitated autoscaler's groups of nodes: the GPUs of a node, and the most nodes."""
+DEPLOYMENT = """\
+# The deployment that `make run-kube` starts with: nodes of two types, which an imitated autoscaler of the cluster adds
+# and removes. The prices are examples; nothing is paid.
+version: 1
+name: demo
+title: Demo cluster
+provider: kubernetes
+hour: 12
+max_machines: 3
+poll_interval: 2
+machine_types:
+  - {name: small, pool: cloud, instance: small-2, gpus: 2, price: 1.20, max_machines: 2, idle_timeout: 30}
+  - {name: large, pool: cloud, instance: large-4, gpus: 4, price: 3.10, max_machines: 1, idle_timeout: 30}
+"""
 TOUR = '''
 c.KubeSpawner.cmd = ["python3", "-c", """
 import os, shutil, sys
@@ -54,6 +82,15 @@ os.execvp("jupyterhub-singleuser", ["jupyterhub-singleuser", *sys.argv[1:]])
 '''
 """Configuration of the Hub that brings the tour into the home of each sample user."""
 
+REPLACED = {
+    LOCAL: LABELLED,
+    GROWS: SIMULATED,
+    "A job on a machine that is launched": "A simulated job of 20 s on a node that is added",
+    "A job on a large machine that is launched": "A simulated job of 20 s on a large node that is added",
+    ", and ended when none does.": ", and removed when none does.",
+}
+"""Lines of the sample, and what they are on the cluster."""
+
 
 def image_values() -> Object:
     """Return the chart's value `images` for the images that are built here."""
@@ -64,13 +101,19 @@ def image_values() -> Object:
 def demo_values(gpus: int) -> Object:
     """Return values for a look at the portal: the users, teams and policy of `make run`, scaled to these GPUs."""
     sample = SAMPLE_POLICY.read_text(encoding="utf-8")
-    if LOCAL not in sample:
-        raise KubeProblem(f"{SAMPLE_POLICY} has no longer the lines that are replaced by the label of the nodes.")
-    policy = rescale_text(sample.replace(LOCAL, LABELLED), str(SAMPLE_POLICY), {"gpu": gpus})
+    for lines, others in REPLACED.items():
+        if lines not in sample:
+            raise KubeProblem(
+                f"{SAMPLE_POLICY} has no longer the lines that are replaced for nodes of a cluster: {lines}"
+            )
+        sample = sample.replace(lines, others)
+    policy = rescale_text(sample, str(SAMPLE_POLICY), {"gpu": gpus})
     groups = {team: {"users": users} for team, users in SAMPLE_GROUPS.items()}
     return {
         "images": image_values(),
         "policy": policy,
+        "clusterAutoscaler": {"enabled": True, "deployment": DEPLOYMENT},
+        "jobs": {"tolerations": [SIMULATED_TAINT]},
         "proxy": {"service": {"type": "NodePort"}},
         "hub": {
             "makewayAdmins": {"users": [SAMPLE_ADMIN]},

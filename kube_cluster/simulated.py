@@ -25,6 +25,8 @@ SECONDS_A_NODE = 0.5
 SIMULATED = "kwok.x-k8s.io/node"
 """The annotation of the nodes that kwok manages, and the key of their taint."""
 LABEL = "type=kwok"
+EXIT_CODE = "makeway.test/exit-code"
+"""The annotation of pods that ends them with this exit code."""
 
 
 def start(folder: Folder, plane: ControlPlane) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from informing import soon
 from job_service import NAMESPACE, PODS, Serving, make_namespace
-from kube.stand_in_autoscaler import POOL, StandInAutoscaler
 from makeway_quota.autoscale.machine import Machine
 
 from kube_cluster.api import Api
 from kube_cluster.cluster import Cluster
+from kube_cluster.stand_in_autoscaler import POOL, StandInAutoscaler
 
 pytestmark = [pytest.mark.kube, pytest.mark.slow]
 
@@ -46,7 +46,7 @@ def policy() -> str:
 async def growing(control_plane: Cluster, tmp_path: Path) -> AsyncIterator[Serving]:
     """Return a service for a pool without a single node, which does not run yet."""
     make_namespace(control_plane)
-    control_plane.add_simulated_nodes(1, gpus=1)  # starts what runs simulated nodes
+    control_plane.simulate()
     made = Serving(control_plane, tmp_path / "state", policy())
     made.environ |= {"MAKEWAY_BACKEND": "kubernetes,machines", "MAKEWAY_KUBE_TOLERATIONS": "kwok.x-k8s.io/node"}
     del made.environ["MAKEWAY_KUBE_CHECKPOINT_CLAIM"]

@@ -328,8 +328,20 @@ def test_the_clusters_autoscaler_is_asked_for_nodes_only_where_the_values_say_so
     assert (placeholders["value"], placeholders["preemptionPolicy"]) == (-5, "Never")
     (rule,) = records(manifests)
     assert rule["verbs"] == ["create", "get", "list", "update", "delete"]
+    assert "MAKEWAY_DEPLOYMENT_FILE" not in given
     without = rendered(helm, tmp_path, {"clusterAutoscaler": {"enabled": True}, "priorityClasses": {"create": False}})
     assert "MAKEWAY_KUBE_PLACEHOLDER_CLASS" not in variables(without)
+
+
+@pytest.mark.covers("F71")
+def test_a_deployment_of_the_values_is_that_which_an_empty_database_starts_with(helm: Helm, tmp_path: Path) -> None:
+    text = "version: 1\nname: cluster\nprovider: kubernetes\n"
+    manifests = rendered(helm, tmp_path, {"clusterAutoscaler": {"enabled": True, "deployment": text}})
+    (files,) = [one["data"] for one in of_kind(manifests, "ConfigMap") if one["metadata"]["name"] == "makeway-policy"]
+    place = Path(variables(manifests)["MAKEWAY_DEPLOYMENT_FILE"])
+    assert (str(place.parent), files[place.name]) == ("/etc/makeway", text)
+    off = rendered(helm, tmp_path, {"clusterAutoscaler": {"enabled": False, "deployment": text}})
+    assert "MAKEWAY_DEPLOYMENT_FILE" not in variables(off), "no backend would launch it"
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx2
 import pytest
 from leftovers import left
+from makeway_api.client import Client
+from makeway_api.models import JobRequest, State
 from makeway_hub.sample import SAMPLE_USERS
 from makeway_quota.policy import read
 from pods import wait_until
@@ -19,9 +22,11 @@ from portals import STARTED, log_in
 
 from kube_cluster import image_build, node
 from kube_cluster.__main__ import main
+from kube_cluster.api import Api
 from kube_cluster.folder import Folder
 from kube_cluster.portal import demo_values
 from kube_cluster.problems import NotHere
+from kube_cluster.stand_in_autoscaler import POOL
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(900)]
 
@@ -91,6 +96,32 @@ def test_a_first_notebook_has_the_tour(said: str) -> None:
         assert "Welcome.ipynb" in {file["name"] for file in files}
         assert browser.delete(server, headers=headers).status_code in (202, 204)
         wait_until(lambda: not browser.get(user).json()["servers"], "it has stopped", STARTED, pause=0.5)
+
+
+@pytest.mark.covers("F71")
+def test_a_job_of_the_pool_of_machines_gets_a_simulated_node_which_goes_when_it_idles(said: str) -> None:
+    (url,) = re.findall(r"ready at  (\S+)", said)
+    (password,) = re.findall(r"all is  (\S+)", said)
+    (kubeconfig,) = re.findall(r"export KUBECONFIG=(\S+)", said)
+    with (
+        closing(Api(Path(kubeconfig))) as api,
+        httpx2.Client(base_url=url, follow_redirects=True, timeout=60) as browser,
+    ):
+
+        def nodes() -> list[str]:
+            return [one["metadata"]["name"] for one in api.items("/api/v1/nodes", labelSelector=f"{POOL}=cloud")]
+
+        assert not nodes()
+        log_in(browser, "ana", password)
+        headers = {"X-XSRFToken": browser.cookies.get("_xsrf", path="/hub/") or "", "Referer": f"{url}/hub/home"}
+        token = browser.post("/hub/api/users/ana/tokens", json={"note": "test"}, headers=headers).json()["token"]
+        with Client(f"{url}/services/makeway", token) as ana:
+            job = ana.submit(JobRequest(profile="cloud1", team="rnd", name="away", command=["train"]))
+            wait_until(lambda: ana.job(job.id).state is State.RUNNING, "the job runs", STARTED, pause=0.2)
+            assert nodes() == ["auto-small-2-1"]
+            wait_until(lambda: ana.job(job.id).state.ended, "the job ends", STARTED, pause=0.5)
+            assert ana.job(job.id).state is State.SUCCEEDED
+        wait_until(lambda: not nodes(), "its node is removed", STARTED, pause=0.5)
 
 
 @pytest.mark.parametrize(("gpus", "reserved"), [(1, [1, 0]), (4, [2, 2]), (10, [5, 5])])

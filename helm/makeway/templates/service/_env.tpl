@@ -21,6 +21,9 @@
 - {name: MAKEWAY_URL, value: {{ include "makeway.url" . | quote }}}
 - {name: MAKEWAY_STATE_DIR, value: /data}
 - {name: MAKEWAY_POLICY_FILE, value: /etc/makeway/policy.yaml}
+{{- if include "makeway.deployment" . }}
+- {name: MAKEWAY_DEPLOYMENT_FILE, value: /etc/makeway/deployment.yaml}
+{{- end }}
 - {name: MAKEWAY_KEEP, value: "1"} # an upgrade of the chart leaves jobs running
 {{- if .Values.database.existingSecret }}
 - name: MAKEWAY_DB_URL
@@ -51,6 +54,11 @@
 {{/* A value as text. Helm reads numbers as floating-point ones, and would write a million as 1e+06. */}}
 {{- define "makeway.text" -}}
 {{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
+{{- end -}}
+
+{{/* The deployment document that an empty database starts with, where the cluster's autoscaler adds nodes. */}}
+{{- define "makeway.deployment" -}}
+{{- if dig "enabled" false (.Values.clusterAutoscaler | default dict) }}{{ dig "deployment" "" .Values.clusterAutoscaler }}{{ end -}}
 {{- end -}}
 
 {{/* The settings of the backend for pods. */}}

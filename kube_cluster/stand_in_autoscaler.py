@@ -1,7 +1,8 @@
 """A small cluster autoscaler: adds simulated nodes for pods that fit nowhere, and removes those that nothing keeps.
 
-It writes the events and taints of Cluster Autoscaler, which itself is not to be had here: TriggeredScaleUp and
-NotTriggerScaleUp, ToBeDeletedByClusterAutoscaler. Pods with the annotation safe-to-evict "false" keep their node.
+For the portal of `make run-kube`, and for tests. It writes the events and taints of Cluster Autoscaler, which itself is
+not to be had here: TriggeredScaleUp and NotTriggerScaleUp, ToBeDeletedByClusterAutoscaler. Pods with the annotation
+safe-to-evict "false" keep their node.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from types import TracebackType
 
-from kube_cluster import simulated
-from kube_cluster.api import GPU, Api, ApiProblem, Object
+import httpx2
+
+from . import simulated
+from .api import GPU, Api, ApiProblem, Object
 
 POOL = "makeway.test/pool"
 TYPE = "node.kubernetes.io/instance-type"
@@ -51,15 +54,15 @@ class StandInAutoscaler:
         self._stop.set()
         self._thread.join()
         for name in set(self.added) - set(self.removed):
-            with suppress(ApiProblem):
+            with suppress(ApiProblem, httpx2.HTTPError):
                 self.api.delete(f"/api/v1/nodes/{name}")
 
     def _run(self) -> None:
         while not self._stop.wait(0.3):
             try:
                 self._scan()
-            except ApiProblem as error:
-                if error.status != 404:  # what it looked at is gone
+            except (ApiProblem, httpx2.HTTPError) as error:
+                if not isinstance(error, ApiProblem) or error.status != 404:  # what it looked at is gone
                     self.failures.append(error)
 
     def _scan(self) -> None:
