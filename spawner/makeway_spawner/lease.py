@@ -13,8 +13,8 @@ from makeway_api.quantities import gpus, listed
 class Lease:
     """One session's lease. CPU is in cores, memory and disk in MiB; 0 leaves each to the spawner's own settings.
 
-    `claims`: the ResourceClaimTemplates of its GPUs by the claim's name in the pod; empty: they are requested as
-    `resource`. `started` is None before the server starts, False until the service knows of the server, then True.
+    `claim_templates`: the ResourceClaimTemplates of its GPUs by the claim's name in the pod; empty: they are requested
+    as `resource`. `started` is None before the server starts, False until the service knows of the server, then True.
     """
 
     id: str
@@ -34,7 +34,7 @@ class Lease:
     resource: str = ""
     tolerations: list[str] = field(default_factory=list)
     disk: int = 0
-    claims: dict[str, str] = field(default_factory=dict)
+    claim_templates: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, session: Session, started: bool | None = None) -> Lease:
@@ -57,7 +57,7 @@ class Lease:
             resource=session.resource or "",
             tolerations=list(session.tolerations),
             disk=session.disk,
-            claims=dict(session.claims),
+            claim_templates=dict(session.claims),
         )
 
     def env(self) -> dict[str, str]:
@@ -115,8 +115,8 @@ class Lease:
             resource=str(saved.get("resource") or ""),
             tolerations=[str(text) for text in saved.get("tolerations") or ()],
             disk=int(saved.get("disk") or 0),
-            claims={str(name): str(template) for name, template in (saved.get("claims") or {}).items()},
+            claim_templates={str(name): str(template) for name, template in (saved.get("claims") or {}).items()},
         )
 
 
-_SAVED_AS = {"id": "session", "placement": "places", "variables": "env"}
+_SAVED_AS = {"id": "session", "placement": "places", "variables": "env", "claim_templates": "claims"}

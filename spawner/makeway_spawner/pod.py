@@ -69,7 +69,7 @@ def gpu_resources(lease: Lease, resource: str) -> dict[str, str]:
     """
     if not lease.gpus.is_integer():
         raise ValueError(f"{resource} is handed out in whole devices, and the lease has {lease.gpus:g}")
-    return {resource: str(int(lease.gpus))} if lease.gpus and not lease.claims else {}
+    return {resource: str(int(lease.gpus))} if lease.gpus and not lease.claim_templates else {}
 
 
 def add_resource_claims(lease: Lease, manifest: Any, container: str) -> None:
@@ -77,12 +77,12 @@ def add_resource_claims(lease: Lease, manifest: Any, container: str) -> None:
 
     Those of the site's own settings stay.
     """
-    if not lease.gpus or not lease.claims:
+    if not lease.gpus or not lease.claim_templates:
         return
-    made = [{"name": name, "resourceClaimTemplateName": template} for name, template in lease.claims.items()]
+    made = [{"name": name, "resourceClaimTemplateName": template} for name, template in lease.claim_templates.items()]
     manifest.spec.resource_claims = [*(manifest.spec.resource_claims or ()), *made]
     resources = next(one.resources for one in manifest.spec.containers if one.name == container)
-    resources.claims = [*(resources.claims or ()), *({"name": name} for name in lease.claims)]
+    resources.claims = [*(resources.claims or ()), *({"name": name} for name in lease.claim_templates)]
 
 
 def cpu_and_memory(lease: Lease) -> dict[str, float | int]:
@@ -139,7 +139,7 @@ def environment(env: dict[str, str], lease: Lease | None) -> dict[str, str]:
     granted ones itself.
     """
     result = {key: value for key, value in env.items() if key not in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")}
-    if lease is None or not lease.gpus or lease.claims:
+    if lease is None or not lease.gpus or lease.claim_templates:
         result["NVIDIA_VISIBLE_DEVICES"] = "void"
     return result
 

@@ -202,7 +202,7 @@ async def test_the_settings_of_one_lease_are_gone_in_the_next_manifest(spawner: 
 @pytest.mark.covers("F02", "F82")
 async def test_gpus_are_requested_by_claims_where_the_profile_has_any(spawner: Any) -> None:
     spawner.extra_pod_config = {"resourceClaims": [{"name": "net", "resourceClaimTemplateName": "nic"}]}
-    claimed = replace(LEASE, resource="deviceclass.resource.kubernetes.io/gpu", claims={"gpus": "two-gpus"})
+    claimed = replace(LEASE, resource="deviceclass.resource.kubernetes.io/gpu", claim_templates={"gpus": "two-gpus"})
     spec = (await manifest(spawner, claimed))["spec"]
     (notebook,) = spec["containers"]
     assert [one["name"] for one in spec["resource_claims"]] == ["net", "gpus"]
