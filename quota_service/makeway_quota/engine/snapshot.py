@@ -99,8 +99,9 @@ class Node:
     A node with `cpu` or `memory` 0 does not limit it. `model` names its kind of GPU.
     `pods` is how many pods it runs at most (0: they are not limited), `foreign_pods` how many of these are not workers.
     `terminating` is what ended attempts still hold there; `down_since` when the node was last ready, if that is known.
-    Nodes with the same `host` ("": none) are the devices of one machine, each kind in another pool. They share its CPU,
-    memory and pods: each gives all that the machine has, and foreign pods hold there, and its own `terminating`.
+    Nodes with the same `host` ("": none) are one machine, with a node for each kind of its devices, each in another
+    pool. They share its CPU, memory and pods: each gives all that the machine has, and foreign pods hold there, and its
+    own `terminating`.
     `sessions` False: it runs jobs only, as the nodes of a second backend do.
     """
 

@@ -11,7 +11,7 @@ from ..request import Need, need_of
 from ..snapshot import ADMITTED, GPU, LIVE, Node, Placed, Pool, Workload
 from .cluster_state import ClusterState
 from .devices import devices_of, finds_devices, stand_in
-from .hosts import part_from, share_with
+from .hosts import share_with, stop_sharing
 from .nodes import Allocation, NodeState, PoolState, WorkerPlacement, placement_of
 
 _AT_WORK = ("starting", "running")
@@ -53,7 +53,7 @@ def join_host(cluster: ClusterState, state: NodeState) -> None:
 def leave_host(cluster: ClusterState, state: NodeState) -> None:
     """Undo `join_host`."""
     if state.node.host:
-        part_from(state)
+        stop_sharing(state)
         cluster.hosts[state.node.host].remove(state)
         if not cluster.hosts[state.node.host]:
             del cluster.hosts[state.node.host]

@@ -1,4 +1,7 @@
-"""Share the CPU, memory and pods of one node among its parts, each in another pool.
+"""Share the CPU, memory and pods of one machine among its nodes, each in another pool.
+
+A host is a machine that is several nodes to the engine, one for each kind of device on it: whole GPUs and MIG slices,
+say. Its nodes have the same `Node.host`; a machine with one kind of device is one node, and no host.
 
 A node knows what is left of its host: what the others take, now and in the future, is subtracted there as it changes.
 Called by `NodeState`, and as nodes come and go.
@@ -28,7 +31,7 @@ def share_with(node: NodeState, others: Iterable[NodeState]) -> None:
         subtract(other, node.own)
 
 
-def part_from(node: NodeState) -> None:
+def stop_sharing(node: NodeState) -> None:
     """Return what a node takes to the other nodes of its host, and have it share nothing any more."""
     for other in node.beside:
         other.beside = tuple([neighbour for neighbour in other.beside if neighbour is not node])

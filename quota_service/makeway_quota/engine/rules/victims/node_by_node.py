@@ -70,7 +70,9 @@ class _Search:
                 break
             (stops, gpus, *rest), victims = scored
             gone = (*self.chosen.values(), *victims)
-            returns = any(could_return(self.preemptor, victim, gone) for victim in _one_a_kind(self.preemptor, victims))
+            returns = any(
+                could_return(self.preemptor, victim, gone) for victim in _one_of_each_kind(self.preemptor, victims)
+            )
             rate = (returns, stops, Fraction(gpus, gain), *rest, -gain)
             if best is None or rate < best[0]:
                 best = rate, gain, victims
@@ -115,7 +117,7 @@ class _Search:
             self.offer(position)
 
 
-def _one_a_kind(preemptor: Preemptor, victims: Victims) -> Victims:
+def _one_of_each_kind(preemptor: Preemptor, victims: Victims) -> Victims:
     """Return one of the victims that are equal in whether they could return."""
     kinds: dict[tuple[object, ...], Victim] = {}
     for victim in victims:
