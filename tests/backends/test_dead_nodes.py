@@ -13,7 +13,7 @@ from makeway_quota.backends.kubernetes.api.client import ApiUnreachable
 from makeway_quota.backends.kubernetes.cluster.dead_nodes import (
     MAX_STEP,
     NODE_LOST_AFTER,
-    TOGETHER,
+    SAME_FAULT_WITHIN,
     DeadNodes,
     NodeReadiness,
 )
@@ -173,7 +173,7 @@ class Cluster:
         """Observe the nodes for a while, and return those that are dead then."""
         for _ in range(int(seconds)):
             self.now += 1.0
-            self.dead_nodes.observe(self.nodes, followed=True)
+            self.dead_nodes.observe(self.nodes, up_to_date=True)
         return set(self.dead_nodes.dead())
 
 
@@ -185,7 +185,7 @@ def down(pools: str = "gpu", zone: str = "", since: float | None = 1000.0) -> No
     return NodeReadiness(False, tuple(pools.split()), zone, since)
 
 
-@pytest.mark.parametrize("since", [1000.0, 1000.0 + TOGETHER - 1, None])
+@pytest.mark.parametrize("since", [1000.0, 1000.0 + SAME_FAULT_WITHIN - 1, None])
 def test_a_pool_that_is_cut_off_is_not_dead_while_another_one_is_ready(since: float | None) -> None:
     site = Cluster(a1=down("a"), a2=down("a", since=since), b1=up("b"), b2=up("b"), b3=up("b"))
     assert site.dead() == set()
@@ -300,6 +300,6 @@ def test_a_zone_that_goes_down_in_a_large_cluster_costs_a_look_at_each_node(monk
     nodes = {f"n{n}": Counted(n % 3 != 0, (f"p{n % 7}",), f"z{n % 3}", None if n % 3 else 10.0) for n in range(900)}
     result = DeadNodes(after=1.0, monotonic=iter((0.0, 0.0, 5.0, 10.0)).__next__)
     for _ in range(3):
-        result.observe(nodes, followed=True)
+        result.observe(nodes, up_to_date=True)
     assert compared < 30 * len(nodes)
     assert result.dead() == frozenset(), "a zone that is cut off as a whole"

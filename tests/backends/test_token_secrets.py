@@ -38,14 +38,14 @@ def owners(body: Object) -> list[str]:
 
 async def start(secrets: TokenSecrets, job: str, *, created: bool = True, after: asyncio.Event | None = None) -> None:
     """Start a job of one worker, whose pod is created or refused."""
-    part = secrets.part((job, 1), [f"token of {job}"])
+    part = secrets.for_start((job, 1), [f"token of {job}"])
     try:
         await (after.wait() if after is not None else asyncio.sleep(0))
         if created:
             await part.written([pod(job)])
             secrets.done((job, 1))
     finally:
-        part.leave()
+        part.abandon()
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ async def test_after_a_lost_answer_the_same_secret_is_written_for_all_of_them(
 
 
 async def test_a_secret_goes_with_all_pods_of_a_gang(cluster: Cluster, secrets: TokenSecrets) -> None:
-    part = secrets.part(("j1", 1), ["token"] * 3)
+    part = secrets.for_start(("j1", 1), ["token"] * 3)
     await part.written([pod("j1"), pod("j2"), pod("j3")])
     assert owners(cluster.created[0]) == ["u-j1", "u-j2", "u-j3"]
 
@@ -122,14 +122,14 @@ async def test_a_start_that_is_repeated_gets_a_secret_that_can_still_be_written_
 ) -> None:
     await asyncio.gather(start(secrets, "j1"), start(secrets, "j2", created=False))
     first = cluster.created[0]["metadata"]["name"]
-    part = secrets.part(("j2", 1), ["token"])
+    part = secrets.for_start(("j2", 1), ["token"])
     assert part.before == first, "pods that name it are made anew"
     await part.written([pod("j2")])
     assert part.secret.name == cluster.created[1]["metadata"]["name"] != first
     assert [owners(body) for body in cluster.created] == [["u-j1"], ["u-j2"]]
 
     await start(secrets, "j3", created=False)
-    part = secrets.part(("j3", 1), ["token"])
+    part = secrets.for_start(("j3", 1), ["token"])
     await asyncio.gather(part.written([pod("j3")]))
     assert part.before is None, "it was not written before"
     assert owners(cluster.created[2]) == ["u-j3"]
@@ -139,8 +139,8 @@ async def test_what_may_be_written_is_not_changed(cluster: Cluster, secrets: Tok
     cluster.answer = ApiUnreachable("no answer")
     with pytest.raises(ApiUnreachable):
         await start(secrets, "j1")
-    other = secrets.part(("j2", 1), ["token"])
-    part = secrets.part(("j1", 1), ["token"])
+    other = secrets.for_start(("j2", 1), ["token"])
+    part = secrets.for_start(("j1", 1), ["token"])
     assert part.secret is not other.secret
     cluster.answer = None
     await part.written([pod("j1")])
@@ -155,7 +155,7 @@ async def test_a_refusal_is_that_of_every_start(cluster: Cluster, secrets: Token
 
 async def test_many_tokens_are_several_secrets(cluster: Cluster, secrets: TokenSecrets) -> None:
     async def gang(job: str) -> None:
-        part = secrets.part((job, 1), ["token"] * MAX_TOKENS)
+        part = secrets.for_start((job, 1), ["token"] * MAX_TOKENS)
         await part.written([pod(job)])
 
     await asyncio.gather(gang("j1"), gang("j2"))

@@ -54,7 +54,7 @@ from .pods.claim_templates import ClaimTemplates
 from .pods.gang import create_shared
 from .pods.homes import Homes, HomeSetting
 from .pods.manifest import PodSettings, attempt_name, pod_name, token_secret_of
-from .pods.token_secrets import TokenPart, TokenSecrets
+from .pods.token_secrets import StartTokens, TokenSecrets
 from .pods.volumes import team_mounts, with_mounts
 from .pods.worker_pods import WorkerPods
 
@@ -244,7 +244,7 @@ class KubernetesBackend(RemoteBackend):
         with self.quarantine.step("deleting pods that stay"):
             self._removals.retry_due(self._listed, self._is_ending, self._check_reachable)
         with self.quarantine.step("looking for dead nodes"):
-            self._dead_nodes.observe(self._node_states(), followed=not self.problem)
+            self._dead_nodes.observe(self._node_states(), up_to_date=not self.problem)
         unrecorded = set[Key]()
         if self._may_act():
             unrecorded = await record_final_reports(self.channel, self.attempt_pods, reported)
@@ -262,16 +262,16 @@ class KubernetesBackend(RemoteBackend):
         if self.attempt_pods.stranded(key):
             raise self._anew(order)
         tokens = [self.channel.credentials(*key, number)[1] for number in range(len(order.workers))]
-        part = self._tokens.part(key, tokens)
+        start_tokens = self._tokens.for_start(key, tokens)
         try:
-            await self._start(order, part)
+            await self._start(order, start_tokens)
         finally:
-            part.leave()
+            start_tokens.abandon()
 
-    async def _start(self, order: StartOrder, part: TokenPart) -> None:
+    async def _start(self, order: StartOrder, start_tokens: StartTokens) -> None:
         key = (order.workload, order.attempt)
         try:
-            manifests = self._worker_pods.manifests(order, part.secret.name)
+            manifests = self._worker_pods.manifests(order, start_tokens.secret.name)
         except BackendUnavailable:
             raise
         except BackendError:
@@ -283,7 +283,7 @@ class KubernetesBackend(RemoteBackend):
             raise BackendError(f"Its pod cannot be made with the pod template of its profile: {error!r}") from error
 
         self._sort()
-        there = {pod.name: pod.uid for pod in self.attempt_pods.of(key) if pod.tokens == part.secret.name}
+        there = {pod.name: pod.uid for pod in self.attempt_pods.of(key) if pod.tokens == start_tokens.secret.name}
 
         async def create(manifest: Object) -> Object:
             name = manifest["metadata"]["name"]
@@ -301,13 +301,13 @@ class KubernetesBackend(RemoteBackend):
             mounts = [*([home] if home else ()), *team_mounts(self._worker_pods.document, order.team)]
             pods = await run_all([create(with_mounts(manifest, mounts)) for manifest in manifests])
             named = {token_secret_of(pod) for pod in pods}
-            if len(named) > 1 or part.before in named:
+            if len(named) > 1 or start_tokens.before in named:
                 raise self._anew(order)
             await create_shared(self._create, self.settings, order, pods, self._creating)
             # Last, as no launcher runs without it: one that does has everything, wherever a start breaks off. Whole
             # attempts of other starts have theirs, or are stranded as soon as the kubelet misses it.
-            if part.secret.name in named:
-                await part.written(pods)
+            if start_tokens.secret.name in named:
+                await start_tokens.written(pods)
         except (ApiStatusError, ApiUnreachable) as error:
             raise self._broken_off(order, error, 0 if pods else len(manifests)) from error
         except BackendFull:  # nothing was created

@@ -19,7 +19,7 @@ NODE_LOST_AFTER = 300.0
 """Seconds for which a node is not ready until it is dead: Kubernetes evicts its pods after as long."""
 MAX_STEP = 15.0
 """Seconds that may pass between two observations and still count as observed"""
-TOGETHER = 90.0
+SAME_FAULT_WITHIN = 90.0
 """Seconds between the moments at which two nodes went down that the same fault took: Kubernetes notices within 50"""
 MIN_DOWN_TOGETHER = 3
 """Nodes that went down together, at least, for their number to say something about the cluster"""
@@ -27,7 +27,7 @@ MIN_DOWN_TOGETHER = 3
 
 @dataclass(frozen=True, slots=True)
 class NodeReadiness:
-    """Where a node is, and since when it is not ready (Unix seconds; None: it is, or that is not known)."""
+    """The pools and zone of a node, and since when it is not ready (Unix seconds; None: it is, or not known)."""
 
     ready: bool
     pools: tuple[str, ...] = ()
@@ -45,14 +45,14 @@ class DeadNodes:
         self._observed_at = monotonic()
         self._since: dict[str, float] = {}
 
-    def observe(self, nodes: Mapping[str, NodeReadiness], followed: bool) -> None:
-        """Note which nodes of pools are ready; `followed`: whether what the cluster says is up to date.
+    def observe(self, nodes: Mapping[str, NodeReadiness], up_to_date: bool) -> None:
+        """Note which nodes of pools are ready; `up_to_date`: whether the cluster could be read.
 
         The time of a node that is cut off with others begins when it no longer is.
         """
         now = self._monotonic()
         passed, self._observed_at = now - self._observed_at, now
-        if not followed:
+        if not up_to_date:
             return
         self._observed += min(MAX_STEP, passed)
         cluster = _Cluster(nodes)
@@ -85,16 +85,16 @@ class _Group:
         """Prepare for questions, once all nodes are counted."""
         self._moments.sort()
 
-    def fell_with(self, node: NodeReadiness) -> int:
+    def went_down_with(self, node: NodeReadiness) -> int:
         """Return how many nodes went down with one that is in the group, itself counted."""
         if node.down_since is None:
             return len(self._moments) + self._unknown
-        first = bisect_left(self._moments, node.down_since - TOGETHER)
-        return bisect_right(self._moments, node.down_since + TOGETHER) - first + self._unknown
+        first = bisect_left(self._moments, node.down_since - SAME_FAULT_WITHIN)
+        return bisect_right(self._moments, node.down_since + SAME_FAULT_WITHIN) - first + self._unknown
 
-    def fell_as_a_whole(self, node: NodeReadiness) -> bool:
+    def is_down_as_a_whole(self, node: NodeReadiness) -> bool:
         """Whether none is ready, and at least one other went down at the same moment as this one."""
-        return not self.ready and self.fell_with(node) > 1
+        return not self.ready and self.went_down_with(node) > 1
 
 
 class _Cluster:
@@ -115,8 +115,8 @@ class _Cluster:
         """Whether a node that is down seems to be out of reach together with others."""
         if not self._all.ready:
             return True
-        together = self._all.fell_with(node)
+        together = self._all.went_down_with(node)
         if together >= MIN_DOWN_TOGETHER and 2 * together > self._size:
             return True
-        in_zone = bool(node.zone) and self._zones[node.zone].fell_as_a_whole(node)
-        return in_zone or any(self._pools[pool].fell_as_a_whole(node) for pool in node.pools)
+        in_zone = bool(node.zone) and self._zones[node.zone].is_down_as_a_whole(node)
+        return in_zone or any(self._pools[pool].is_down_as_a_whole(node) for pool in node.pools)

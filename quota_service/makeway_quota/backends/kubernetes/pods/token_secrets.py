@@ -1,4 +1,5 @@
-"""Keep the first tokens of workers in Secrets, one for all attempts that start together: each is a request.
+"""Keep the first tokens of workers in Secrets, one for all attempts that start together: each Secret costs a
+request to the API server.
 
 A pod names its Secret and the key of its token. The Secret is written once the pods of all its attempts are created,
 has the tokens of these pods alone, and goes with the last of them: pods that it was not written for never run, and are
@@ -85,8 +86,8 @@ class TokenSecret:
                 raise
 
 
-class TokenPart:
-    """What one start has to do with its Secret; `leave` it at the end in any case."""
+class StartTokens:
+    """The tokens of one start, in a Secret that other starts share; `abandon` them at the end in any case."""
 
     def __init__(self, secret: TokenSecret, key: Key, tokens: Mapping[str, str], before: str | None) -> None:
         self.secret = secret
@@ -103,8 +104,8 @@ class TokenPart:
         self.secret.end(self._key, self._tokens, pods)
         await self.secret.written()
 
-    def leave(self) -> None:
-        """End the part of a start that did not come that far: the others go on without it."""
+    def abandon(self) -> None:
+        """Take out a start that created no pods: the Secret is written without its tokens."""
         if not self._ended:
             self._ended = True
             self.secret.end(self._key, {}, ())
@@ -120,13 +121,13 @@ class TokenSecrets:
         self._of: dict[Key, TokenSecret] = {}
         """by the attempts whose pods may name it, until it is there"""
 
-    def part(self, key: Key, tokens: list[str]) -> TokenPart:
-        """Return the part of a start, in the Secret of an earlier try or in that of the other starts of the moment."""
+    def for_start(self, key: Key, tokens: list[str]) -> StartTokens:
+        """Return the tokens of a start, in the Secret of an earlier try, or in that of the other starts now."""
         tried = self._of.get(key)
         result = tried if tried is not None and tried.serves(key) else self._room(len(tokens))
         self._of[key] = result
         by_key = {token_key(*key, number): token for number, token in enumerate(tokens)}
-        return TokenPart(result, key, by_key, None if tried is None or tried is result else tried.name)
+        return StartTokens(result, key, by_key, None if tried is None or tried is result else tried.name)
 
     def done(self, key: Key) -> None:
         """Forget an attempt: its Secret is there, or no pod names it."""
