@@ -833,10 +833,10 @@ def test_a_sigterm_while_files_are_fetched_is_not_the_jobs_failure(quota: Quota,
     assert (end["message"], quota.reports[-1]["noticed"]) == ("could not start: the machine is stopping", True)
 
 
-def test_a_token_that_stays_void_ends_the_launcher(
+def test_a_token_that_stays_unknown_ends_the_launcher(
     quota: Quota, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "VOID_SECONDS", 0.0)
+    monkeypatch.setattr(remote, "TOKEN_UNKNOWN_SECONDS", 0.0)
     quota.troubles = {what: [UNAUTHORIZED] * 1000 for what in ("claim", "files", "report", "outputs")}
     far = RemoteTransport(Service(quota.url, "void"), {})
     with pytest.raises(AttemptEnded, match="opens no worker"):
@@ -851,7 +851,7 @@ def test_a_token_that_stays_void_ends_the_launcher(
     far._service.close()
 
 
-def test_a_token_that_is_void_for_a_moment_is_tried_again(quota: Quota, tmp_path: Path) -> None:
+def test_a_token_that_is_unknown_for_a_moment_is_tried_again(quota: Quota, tmp_path: Path) -> None:
     quota.troubles = {"claim": [UNAUTHORIZED], "report": [UNAUTHORIZED], "outputs": [UNAUTHORIZED]}
     assert launch(quota, tmp_path, "echo", "here").wait(60) == 0
     assert quota.outputs["log"] == b"here\n"

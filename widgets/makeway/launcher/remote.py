@@ -44,8 +44,8 @@ STOPPING_MARGIN = 12.0
 """Seconds after the deadline of such a notice for which outputs are sent still: a pod is killed 20 s after it"""
 REPORT_SECONDS = 60.0
 """Seconds that are left for the report of the end, however long the outputs took"""
-VOID_SECONDS = 60.0
-"""Seconds after which a token that is void is believed to stay so"""
+TOKEN_UNKNOWN_SECONDS = 60.0
+"""Seconds after which a token that the service does not know is believed to stay so"""
 DAMAGED = 5
 """Times that a file may come damaged"""
 MARGIN = 45.0
@@ -106,7 +106,7 @@ class RemoteTransport:
 
     def _wait(self, pause: Pause, error: Unavailable) -> None:
         """Wait before the next try, while nothing is started yet; AttemptEnded or OSError where there will be none."""
-        if self._service.void_for > VOID_SECONDS:
+        if self._service.token_unknown_for > TOKEN_UNKNOWN_SECONDS:
             raise AttemptEnded(str(error)) from error
         if signal.SIGTERM in signal.sigpending():
             raise OSError(errno.EINTR, "the machine is stopping") from error
@@ -207,7 +207,7 @@ class RemoteTransport:
             except AttemptEnded:
                 self._ended = True
             except Unavailable as error:
-                self._ended |= self._service.void_for > VOID_SECONDS
+                self._ended |= self._service.token_unknown_for > TOKEN_UNKNOWN_SECONDS
                 if (remaining := ends - time.monotonic()) <= 0:
                     return False
                 if isinstance(error, TooFast):  # it takes a little every second: longer pauses would waste them

@@ -39,7 +39,7 @@ class TooFast(Unavailable):
     """The service has taken much from this worker just now, and takes more after `wait` seconds."""
 
 
-class Void(Unavailable):
+class TokenUnknown(Unavailable):
     """The service knows no such token; replicas with another secret say so for a while, too."""
 
 
@@ -84,7 +84,7 @@ class Service:
         self.expired = False
         """Whether the token has expired; a claim or a report gets a new one."""
         self._heard_at = clock()
-        self._void_since: float | None = None
+        self._token_unknown_since: float | None = None
 
     @property
     def silence(self) -> float:
@@ -92,9 +92,9 @@ class Service:
         return clock() - self._heard_at
 
     @property
-    def void_for(self) -> float:
-        """Seconds for which each answer was that the token is void; 0 after any other."""
-        return 0.0 if self._void_since is None else clock() - self._void_since
+    def token_unknown_for(self) -> float:
+        """Seconds for which each answer was that the token is unknown; 0 after any other."""
+        return 0.0 if self._token_unknown_since is None else clock() - self._token_unknown_since
 
     def file(self, digest: str) -> bytes:
         """Return the content of a file of the job."""
@@ -136,7 +136,7 @@ class Service:
             try:
                 reply = self._exchange(method, path, body, headers, timeout)
                 if 200 <= reply.status < 300:
-                    self._heard_at, self._void_since = max(self._heard_at, sent_at), None
+                    self._heard_at, self._token_unknown_since = max(self._heard_at, sent_at), None
                     self._outage.over()
                 return reply
             except (OSError, http.client.HTTPException, ValueError) as error:
@@ -187,9 +187,9 @@ class Service:
         if code in ("attempt_ended", "claimed"):
             raise AttemptEnded(detail)
         if reply.status == 401 and code:
-            self._void_since = clock() if self._void_since is None else self._void_since
+            self._token_unknown_since = clock() if self._token_unknown_since is None else self._token_unknown_since
             self._outage.failed(detail)
-            raise Void(detail)
+            raise TokenUnknown(detail)
         if reply.status in (400, 404, 409, 413, 422) and code:
             raise Rejected(reply.status, code, detail, numbers)
         # Others may come from a proxy while the service is unavailable.
