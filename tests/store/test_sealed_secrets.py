@@ -13,7 +13,7 @@ from makeway_quota.store import Store, open_store
 from makeway_quota.store.records import NewDecision
 from makeway_quota.store.storage.sealed_secrets import (
     KEY_FILE,
-    OtherCredential,
+    CredentialNameTaken,
     SecretKeys,
     SecretsLocked,
     StoredCredential,
@@ -71,7 +71,7 @@ def test_a_value_is_replaced_only_under_its_own_kind_and_team(store: Store, tmp_
     keys = SecretKeys(tmp_path / "keys", made=True)
     write(store, keys, "storage", "file", "rnd")
     for kind, team in (("file", ""), ("file", "sales"), ("git", "rnd"), ("cloud", "")):
-        with pytest.raises(OtherCredential, match="storage is of the kind file of team rnd: name these"):
+        with pytest.raises(CredentialNameTaken, match="storage is of the kind file of team rnd: name these"):
             write(store, keys, "storage", kind, team, "other")
     write(store, keys, "storage", "file", "rnd", "new")
     assert [values for _, values in store.secrets.opened(keys, ("file",), "rnd")] == [{"access_key_id": "new"}]

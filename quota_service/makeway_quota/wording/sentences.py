@@ -86,7 +86,7 @@ def _cpu_memory(v: FactValues) -> str:
     return listed(filter(None, (cores, f"{memory(v['memory'])} of memory" if v.get("memory") else "")))
 
 
-def _asks(v: FactValues) -> str:
+def _request_of(v: FactValues) -> str:
     if not v["needs"]:
         per_node = f" on each of {v['workers']} nodes" if v["workers"] > 1 else ""
         return f"this {v['kind']} needs {_cpu_memory(v) or 'no GPU'}{per_node}"
@@ -102,7 +102,7 @@ def _order(v: FactValues, names: Names) -> str:
     )
 
 
-def _beyond(v: FactValues, names: Names) -> str:
+def _above_reservation(v: FactValues, names: Names) -> str:
     over = number(v["uses"] - v["reserved"])
     return (
         f"{names.team(v['victim_team'])} uses {gpus(v['uses'])}, {over} more than its {number(v['reserved'])} reserved"
@@ -199,12 +199,12 @@ def _guarantee_used(v: FactValues, names: Names) -> str:
 
 
 def _never_over_quota(v: FactValues, names: Names) -> str:
-    return f"{names.team(v['team'])} uses {number(v['uses'])} of its {_reserved(v)}; {_asks(v)}, and "
+    return f"{names.team(v['team'])} uses {number(v['uses'])} of its {_reserved(v)}; {_request_of(v)}, and "
 
 
 def _held_for(v: FactValues, names: Names) -> str:
     whom = names.work(v["held_team"], v["held_kind"], v["held_for"], v["held_owner"])
-    return f"held for {whom}, which has waited {duration(v['waited'])}; {_asks(v)}."
+    return f"held for {whom}, which has waited {duration(v['waited'])}; {_request_of(v)}."
 
 
 def _held_limit(v: FactValues, names: Names) -> str:
@@ -217,7 +217,7 @@ def _beside_guaranteed(v: FactValues, names: Names) -> str:
     beside = _cpu_memory({"cpu": v["each_cpu"], "memory": v["each_memory"]}) or "room for a pod"
     teams = listed([names.team(team) for team in v["guaranteed_to"]], limit=4)
     kept = f"{gpus(v['kept'], 'free GPU')} guaranteed to {teams} ({beside} for {per})"
-    return f"The free CPU and memory of {_pool(v, names)} are kept for {kept}; {_asks(v)}."
+    return f"The free CPU and memory of {_pool(v, names)} are kept for {kept}; {_request_of(v)}."
 
 
 def _kept(v: FactValues, names: Names) -> str:
@@ -231,15 +231,16 @@ def _free(v: FactValues, names: Names) -> str:
 
 def _no_free_gpus(v: FactValues, names: Names) -> str:
     if not v["needs"]:
-        return f"No node of {_pool(v, names)} has enough CPU and memory free; {_asks(v)}."
-    return f"{number(v['free'])} of the {gpus(v['total'])} of {_pool(v, names)} {is_are(v['free'])} free; {_asks(v)}."
+        return f"No node of {_pool(v, names)} has enough CPU and memory free; {_request_of(v)}."
+    free = f"{number(v['free'])} of the {gpus(v['total'])} of {_pool(v, names)} {is_are(v['free'])} free"
+    return f"{free}; {_request_of(v)}."
 
 
 def _no_cpu_or_memory(v: FactValues, names: Names) -> str:
     if not v["needs"]:
         return _no_free_gpus(v, names)
     beside = _cpu_memory(v) or "the CPU and memory that it needs"
-    return f"{_free(v, names)}, but on no node together with {beside}; {_asks(v)}."
+    return f"{_free(v, names)}, but on no node together with {beside}; {_request_of(v)}."
 
 
 def _no_free_pods(v: FactValues, names: Names) -> str:
@@ -270,10 +271,10 @@ def _outranked(v: FactValues, names: Names) -> str:
     if not v["needs"]:
         taken = "CPU and memory" if _cpu_memory(v) else "room"
         took = f"{count(len(ids), 'workload')} ahead in {_pool(v, names)} took its {taken}"
-        return f"{took} ({ahead}); {_asks(v)}."
+        return f"{took} ({ahead}); {_request_of(v)}."
     return (
         f"{count(len(ids), 'workload')} ahead in {_pool(v, names)} took its free GPUs "
-        f"({ahead}); {number(v['free'])} {is_are(v['free'])} left, {_asks(v)}."
+        f"({ahead}); {number(v['free'])} {is_are(v['free'])} left, {_request_of(v)}."
     )
 
 
@@ -284,7 +285,7 @@ def _protected(v: FactValues, names: Names) -> str:
 
 def _node_failed(v: FactValues, names: Names) -> str:
     down = f"{listed(v['nodes'], limit=4)} of {_pool(v, names)} {'is' if len(v['nodes']) == 1 else 'are'} not available"
-    return f"{down}; {_asks(v)} and fits nowhere else."
+    return f"{down}; {_request_of(v)} and fits nowhere else."
 
 
 def _nodes_are(nodes: Sequence[str]) -> str:
@@ -307,7 +308,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "ready_now": lambda v, n: "Ready now.",
     "ready_now_over_quota": lambda v, n: f"Ready now, over quota: the workload makes way {WHEN_NEEDED}.",
     # Evictions and moves
-    "reclaim": lambda v, n: f"{_needs(v, n)} within its reservation; {_beyond(v, n)}; {_order(v, n)}.",
+    "reclaim": lambda v, n: f"{_needs(v, n)} within its reservation; {_above_reservation(v, n)}; {_order(v, n)}.",
     "reclaim_own_team": lambda v, n: (
         f"{_needs(v, n)} within the reservation; {n.team(v['team'])}'s own jobs make way for it; {_order(v, n)}."
     ),
@@ -318,7 +319,9 @@ SENTENCES: Mapping[str, Sentence] = {
     "reclaim_own_limit": lambda v, n: (
         f"{_needs(v, n)} within the reservation, and {n.team(v['victim_team'])} is at its limit; {_order(v, n)}."
     ),
-    "reclaim_fair_share": lambda v, n: f"{_needs(v, n)} within its fair share; {_beyond(v, n)}; {_order(v, n)}.",
+    "reclaim_fair_share": lambda v, n: (
+        f"{_needs(v, n)} within its fair share; {_above_reservation(v, n)}; {_order(v, n)}."
+    ),
     "reclaim_cpu": _reclaim_cpu,
     "shares_host": _shares_host,
     "preempt_in_team": lambda v, n: (
@@ -344,10 +347,10 @@ SENTENCES: Mapping[str, Sentence] = {
     "queue_paused": lambda v, n: f"Paused: the queue {v['queue']} starts nothing until it is resumed.",
     "no_pool": lambda v, n: f"Profile {n.profile(v['profile'])} names no pool that exists.",
     "too_large": lambda v, n: (
-        f"Too large for {_pool(v, n)}: its largest node has {gpus(v['largest_node'])}; {_asks(v)}."
+        f"Too large for {_pool(v, n)}: its largest node has {gpus(v['largest_node'])}; {_request_of(v)}."
     ),
     "too_large_together": lambda v, n: (
-        f"Too large for {_pool(v, n)}: all its nodes together have no room for it; {_asks(v)}."
+        f"Too large for {_pool(v, n)}: all its nodes together have no room for it; {_request_of(v)}."
     ),
     "only_jobs": lambda v, n: f"Only jobs run on the nodes of {_pool(v, n)}, and this is a {v['kind']}.",
     "node_failed": _node_failed,
@@ -356,36 +359,36 @@ SENTENCES: Mapping[str, Sentence] = {
     "never_over_quota": lambda v, n: f"{_never_over_quota(v, n)}it may not be preempted, so it never runs over quota.",
     "team_never_over_quota": lambda v, n: f"{_never_over_quota(v, n)}{n.team(v['team'])} never runs over quota.",
     "limit": lambda v, n: (
-        f"{n.team(v['team'])} uses {number(v['uses'])} of its limit of {gpus(v['limit'])}; {_asks(v)}."
+        f"{n.team(v['team'])} uses {number(v['uses'])} of its limit of {gpus(v['limit'])}; {_request_of(v)}."
     ),
     "limit_with_nominations": lambda v, n: (
         f"{n.team(v['team'])} uses {number(v['uses'])} of its limit of {gpus(v['limit'])}, "
-        f"counting GPUs nominated for its workloads; {_asks(v)}."
+        f"counting GPUs nominated for its workloads; {_request_of(v)}."
     ),
     "pool_capacity": lambda v, n: (
-        f"Pool {n.pool(v['pool'])} runs {number(v['uses'])} of its capacity of {gpus(v['capacity'])}; {_asks(v)}."
+        f"Pool {n.pool(v['pool'])} runs {number(v['uses'])} of its capacity of {gpus(v['capacity'])}; {_request_of(v)}."
     ),
     "held_nodes": lambda v, n: f"{_nodes_are(v['nodes'])} {_held_for(v, n)}",
     "held_capacity": lambda v, n: f"The capacity of {_pool(v, n)} is {_held_for(v, n)}",
     "held_limit": _held_limit,
     "beside_guaranteed": _beside_guaranteed,
-    "kept": lambda v, n: f"{_kept(v, n)}, which lends none of them; {_asks(v)}.",
-    "kept_partly": lambda v, n: f"{_kept(v, n)}; {_asks(v)}.",
+    "kept": lambda v, n: f"{_kept(v, n)}, which lends none of them; {_request_of(v)}.",
+    "kept_partly": lambda v, n: f"{_kept(v, n)}; {_request_of(v)}.",
     "nominated": lambda v, n: (
         f"{gpus(v['idle'])} of {_pool(v, n)} {is_are(v['idle'])} idle but nominated for "
-        f"{listed([n.workload(id) for id in v['nominees']], limit=4)}; {_asks(v)}."
+        f"{listed([n.workload(id) for id in v['nominees']], limit=4)}; {_request_of(v)}."
     ),
     "outranked": _outranked,
     "no_free_gpus": _no_free_gpus,
     "stuck": lambda v, n: (
         f"{_free(v, n)}, and {gpus(v['stuck'])} {is_are(v['stuck'])} held by pods or processes that should have ended; "
-        f"{_asks(v)}."
+        f"{_request_of(v)}."
     ),
     "by_stuck": _stuck,
     "by_pod": lambda v, n: f"A pod of {n.workload(v['workload'])} on {v['node']} still terminates.",
-    "fragmented": lambda v, n: f"{_free(v, n)}, but at most {v['most_on_a_node']} on one node; {_asks(v)}.",
+    "fragmented": lambda v, n: f"{_free(v, n)}, but at most {v['most_on_a_node']} on one node; {_request_of(v)}.",
     "fragmented_blocks": lambda v, n: (
-        f"{_free(v, n)}, but not in {v['workers']} blocks of {number(v['each'])}; {_asks(v)}."
+        f"{_free(v, n)}, but not in {v['workers']} blocks of {number(v['each'])}; {_request_of(v)}."
     ),
     "no_cpu_or_memory": _no_cpu_or_memory,
     "no_free_pods": _no_free_pods,

@@ -28,12 +28,12 @@ from .users import UnixAccount
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
 ORDER = re.compile(r".+@[1-9]\d{0,8}")
-SMALL = 256 * 1024
+MAX_REPORT = 256 * 1024
 """Bytes of a report that are read at most."""
-MAX_ORDER = 64 * 2**20
+MAX_ORDER_LINE = 64 * 2**20
 """Bytes of an order's line of JSON, with the command and the environment of its job"""
-PIECE = re.compile(r"log(\.[1-9]\d{0,15})?")
-LOG_PIECES = 64
+LOG_PIECE = re.compile(r"log(\.[1-9]\d{0,15})?")
+MAX_LOG_PIECES = 64
 """Pieces of a log that are looked at; a launcher keeps three"""
 OUTPUTS = ("result.pkl", "error.json")
 """What an attempt leaves beside its log"""
@@ -160,7 +160,7 @@ def read_order(path: Path) -> dict[str, Any] | None:
         if not stat.S_ISREG(result.st_mode):
             raise UnreadableJson("it is not a plain file")
         with path.open("rb") as file:
-            header = json.loads(file.readline(min(result.st_size, MAX_ORDER)))
+            header = json.loads(file.readline(min(result.st_size, MAX_ORDER_LINE)))
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError):
@@ -233,9 +233,9 @@ class AttemptFiles:
 
         OSError where the service itself cannot open files at the moment.
         """
-        data = self.read(name, SMALL + 1)
+        data = self.read(name, MAX_REPORT + 1)
         if data is not None:
-            return read_table(data, SMALL)
+            return read_table(data, MAX_REPORT)
         if self.stamp(name) is None:
             return None
         raise UnreadableJson("it is not a plain file of the job's account")
@@ -294,7 +294,7 @@ class AttemptFiles:
         """Remove the log, the result and the report of an exception."""
         with self._folder() as folder:
             for name in os.listdir(folder) if folder is not None else ():
-                if name in OUTPUTS or PIECE.fullmatch(name):
+                if name in OUTPUTS or LOG_PIECE.fullmatch(name):
                     with suppress(OSError):
                         os.unlink(name, dir_fd=folder)
 
@@ -303,8 +303,8 @@ class AttemptFiles:
         result = []
         with self._folder() as folder:
             names = os.listdir(folder) if folder is not None else ()
-            pieces = sorted((int(name[4:] or 0), name) for name in names if PIECE.fullmatch(name))
-            for start, name in pieces[:LOG_PIECES]:
+            pieces = sorted((int(name[4:] or 0), name) for name in names if LOG_PIECE.fullmatch(name))
+            for start, name in pieces[:MAX_LOG_PIECES]:
                 with suppress(OSError):
                     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):

@@ -145,7 +145,12 @@ class Observed:
         before = self.nodes.get(node.name)
         if not node.ready or node.cordoned:
             return False
-        return before is None or not before.ready or before.cordoned or _many_open(before) < _many_open(node)
+        return (
+            before is None
+            or not before.ready
+            or before.cordoned
+            or _count_open_devices(before) < _count_open_devices(node)
+        )
 
     def _take_attempts(self, attempts: Iterable[AttemptStatus], gone: Iterable[Key]) -> None:
         for attempt in attempts:
@@ -162,7 +167,7 @@ def _is_complete(state: BackendState) -> bool:
     return state.synced and not state.problem
 
 
-def _many_open(node: NodeStatus) -> int:
+def _count_open_devices(node: NodeStatus) -> int:
     """Return how many devices of a node take work of their pool, were it not cordoned as a whole."""
     return sum(len(part.devices) for part in node.by_pool() if node.cordoned or not part.cordoned)
 

@@ -17,7 +17,7 @@ from ...store.storage.sealed_secrets import (
     CLOUD,
     FILE,
     GIT,
-    OtherCredential,
+    CredentialNameTaken,
     SecretKeys,
     SecretsLocked,
     StoredCredential,
@@ -100,7 +100,7 @@ class CredentialService:
             result: int = await self._context.call(work, *arguments)  # type: ignore[arg-type]
         except SecretsLocked as locked:
             raise refuse(str(locked), "credentials_locked", 409) from None
-        except OtherCredential as other:
+        except CredentialNameTaken as other:
             raise refuse(str(other), "other_credential", 409) from None
         return result
 

@@ -1,4 +1,4 @@
-"""Remember the bytes stored each day: of all, and of the teams and people that store the most; and the free disk.
+"""Record the bytes stored each day, by all and by the largest teams and people, and the free bytes of the disk.
 
 Written by each pass of the retention, read for the page Storage. Bounded: twice DAYS days of at most
 2 + 2 × MAX_PER_SCOPE rows.
@@ -45,7 +45,7 @@ class Growth:
         self._last_day: int | None = None
 
     def note(self, now: float, free: int | None) -> None:
-        """Write what is kept now as that of this day.
+        """Record the bytes that are stored now as those of this day.
 
         The newest DAYS days before it stay, and DAYS days after it: a day in the future was written while the clock was
         wrong, or the clock is wrong now. `free`: bytes that may still be written to the disk; None if not known.
@@ -62,7 +62,7 @@ class Growth:
         self._last_day = day
 
     def days(self, now: float | None = None) -> list[StoredDay]:
-        """Return what is known up to this day, the first day first; None: up to the day that was written last."""
+        """Return the days up to `now`, the first one first; None: up to the day that was recorded last."""
         day = self._last_day if now is None else int(now // DAY)
         conditions = [] if day is None else [D.day <= day]
         query = select(storage_days).where(*conditions).order_by(D.day, D.scope, D.name)

@@ -32,7 +32,7 @@ class SecretsLocked(Exception):
     """There is no key to seal or open with; the sentence says which, without any value."""
 
 
-class OtherCredential(Exception):
+class CredentialNameTaken(Exception):
     """Another credential has the name; the sentence says of what kind and team it is."""
 
 
@@ -125,7 +125,7 @@ class SealedSecrets:
     ) -> None:
         """Seal the values and keep them in place of those before, and log the `decision`.
 
-        OtherCredential where those before are of another kind or team: who replaces a value names both.
+        CredentialNameTaken where those before are of another kind or team: who replaces a value names both.
         """
         token = keys.fernet(make=True).encrypt(json.dumps(dict(values)).encode()).decode()
         fields = {
@@ -138,7 +138,7 @@ class SealedSecrets:
         with self._database.write(durable=True) as connection:
             before = connection.execute(select(S.kind, S.team).where(S.name == saved.name)).one_or_none()
             if before is not None and tuple(before) != (saved.kind, fields["team"]):
-                raise OtherCredential(_other(saved.name, *before))
+                raise CredentialNameTaken(_other(saved.name, *before))
             if not connection.execute(update(sealed_secrets).where(S.name == saved.name).values(fields)).rowcount:
                 connection.execute(insert(sealed_secrets), {"name": saved.name, **fields})
             writes.log(connection, (), [decision], saved.updated_at)
