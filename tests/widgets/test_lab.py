@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
@@ -183,3 +184,97 @@ def test_an_untrusted_notebook_reads_right(short: str, pictures: Path | None) ->
         assert "font-family" not in text
         if pictures:
             page.screenshot(path=pictures / "untrusted.png")
+
+
+REPORTING = """%%train --profile gpu1 --name "read me"
+import time
+from makeway import checkpoint
+for step in checkpoint.loop(100_000):
+    checkpoint.report(loss=1 / (step + 1))
+    print("line", step)
+    time.sleep(0.2)"""
+
+
+@contextmanager
+def opened(short: str, name: str, cells: list[str], width: int) -> Iterator[Page]:
+    """Yield a window of JupyterLab of this width on a new notebook whose cells have been started."""
+    body = {"type": "notebook", "format": "json", "content": json.loads(notebook_file(cells))}
+    httpx2.put(f"{short}api/contents/{name}.ipynb?token=t", json=body).raise_for_status()
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": width, "height": 1200})
+        page.goto(f"{short}lab/workspaces/{name}/tree/{name}.ipynb?token=t", timeout=120_000)
+        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=120_000)
+        page.evaluate(READY)
+        page.evaluate(f"void {RUN_ALL}")  # without waiting for its end
+        yield page
+
+
+def selected(page: Page) -> str:
+    text: str = page.evaluate("getSelection().toString().trim()")
+    return text
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.covers("N13")
+def test_selected_text_of_a_card_stays_while_its_progress_changes(short: str) -> None:
+    with opened(short, "selected", ["%load_ext makeway", REPORTING], 1280) as page:
+        card = page.locator(".jp-CodeCell").nth(1).locator(".jp-OutputArea-output")
+        expect(card.filter(has_text="▶ running")).to_be_visible(timeout=60_000)
+        progress = card.get_by_text(re.compile(r"^Step \d+"))
+        expect(progress).to_be_visible(timeout=60_000)
+        card.get_by_text("owner ana").click(click_count=3)
+        chosen = selected(page)
+        assert "owner ana" in chosen
+        for _ in range(3):
+            before = progress.inner_text()
+            expect(progress).not_to_have_text(before, timeout=60_000)
+            assert selected(page) == chosen
+
+
+CUT = """() => {
+  const result = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node; (node = walker.nextNode());) {
+    if (!node.parentElement.closest('.makeway') || !node.data.trim()) continue;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    for (const box of range.getClientRects()) {
+      for (let over = node.parentElement, right = box.right; over; over = over.parentElement) {
+        const style = getComputedStyle(over), edge = over.getBoundingClientRect().right;
+        if (right <= edge + 1) continue;
+        if (['auto', 'scroll'].includes(style.overflowX)) right = edge;
+        else if (['hidden', 'clip'].includes(style.overflowX) || over === document.body) {
+          result.push(node.data.trim());
+          break;
+        }
+      }
+    }
+  }
+  return result;
+}"""
+"""Returns the texts of our outputs that are cut off and that no scroll bar brings into sight."""
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.covers("N13")
+def test_nothing_of_the_outputs_is_cut_off_in_a_window_620_pixels_wide(
+    short: str, ana: Client, pictures: Path | None
+) -> None:
+    for n in range(2):
+        name = f"a sweep with a long name of its own, number {n}"
+        ana.submit(JobRequest(name=name, profile="gpu3", command=["true"]))
+    cells = ["%load_ext makeway\nimport makeway\nmakeway.usage()", REPORTING, "%jobs -n 3", "%gpus"]
+    with opened(short, "narrow", cells, 620) as page:
+        expect(page.get_by_text(re.compile(r"^Step \d+")).first).to_be_visible(timeout=60_000)
+        outputs = page.locator(".jp-CodeCell .makeway")
+        for cell in range(4):
+            output = page.locator(".jp-CodeCell").nth(cell).locator(".makeway").first
+            output.scroll_into_view_if_needed()
+            expect(output).to_be_visible()
+        assert outputs.count() >= 5
+        assert page.evaluate(CUT) == []
+        wide = "nodes => nodes.filter(n => n.scrollWidth > n.clientWidth + 1 && !n.querySelector('table')).length"
+        assert outputs.evaluate_all(wide) == 0, "text wraps"
+        if pictures:
+            page.screenshot(path=pictures / "narrow.png")
