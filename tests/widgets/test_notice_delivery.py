@@ -558,6 +558,62 @@ def test_a_cell_that_is_over_ends_as_it_would_without_the_notice(container: Cont
     assert (status["exit_code"], status["completed"]) == (code, code == 0)
 
 
+RESUMES = """
+import asyncio, sys
+from tqdm.auto import tqdm
+from makeway import checkpoint
+
+total = 0
+
+def save(folder):
+    (folder / "total").write_text(str(total))
+
+def load(folder):
+    global total
+    total = int((folder / "total").read_text())
+
+async def batch(n):
+    await asyncio.sleep(0.01)
+    return n
+
+async def others():
+    while True:
+        await asyncio.sleep(0.01)
+
+task = asyncio.create_task(others())
+for step in {loop}:
+    total += await batch(step)
+    if step == 10:
+        print("up", file=sys.stderr, flush=True)
+print("the sum is", total)
+"""
+
+
+@pytest.mark.no_repeat
+@pytest.mark.covers("N12")
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "checkpoint.loop(60, save, load)",
+        "tqdm(checkpoint.loop(60, save, load))",
+        "checkpoint.loop(tqdm(range(60)), save, load)",
+    ],
+)
+def test_a_cell_that_awaits_in_its_loop_saves_and_resumes(container: Container, loop: str) -> None:
+    (container.root / "cell.py").write_text(RESUMES.format(loop=loop))
+    (container.root / "run.py").write_text(RUNNER.read_text())
+    command = [sys.executable, "-u", str(container.root / "run.py")]
+    process = container.start(*command, env={"PYTHONPATH": str(LIBRARY)}, grace=60)
+    container.until("log", "up\n")
+    status = end(container, process)
+    assert (status["exit_code"], status["acknowledged"], status["completed"]) == (75, True, False)
+    assert status["message"] == f"saved at step {status['step']}"
+    process = container.start(*command, env={"PYTHONPATH": str(LIBRARY)}, grace=60, attempt=2)
+    assert process.wait(60) == 0
+    assert container.status(2)["completed"]
+    assert f"the sum is {sum(range(60))}\n" in container.file("log", 2).read_text()
+
+
 def test_the_signal_of_a_profile_breaks_off_no_step(container: Container) -> None:
     """Python's own handler of SIGINT raises an exception."""
     code = """
