@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from browser import WIDTH, Person
-from playwright.sync_api import FloatRect
+from playwright.sync_api import FloatRect, Locator
 
 ROOT = Path(__file__).parents[1]
 TRAIN = ROOT / "docs" / "examples" / "train.py"
@@ -52,8 +52,19 @@ assert len(gpus) == {gpus}
 print("{gpus} GPU{"s" * (gpus > 1)}", gpus)"""
 
 
-def take(pictures: Path | None, person: Person, name: str, *, theme: bool = False, height: int = 0) -> None:
-    """Take a light and a dark picture for the documentation; `height`: of the upper part that has something on it."""
+def take(
+    pictures: Path | None,
+    person: Person,
+    name: str,
+    *,
+    theme: bool = False,
+    height: int = 0,
+    only: Locator | None = None,
+) -> None:
+    """Take a light and a dark picture for the documentation.
+
+    `height`: of the upper part that has something on it; `only`: what alone is in the picture.
+    """
     if pictures is None:
         return
     pictures.mkdir(parents=True, exist_ok=True)
@@ -63,8 +74,30 @@ def take(pictures: Path | None, person: Person, name: str, *, theme: bool = Fals
             person.theme(f"JupyterLab {scheme.capitalize()}")
         person.page.wait_for_timeout(700)
         clip: FloatRect | None = {"x": 0, "y": 0, "width": WIDTH, "height": height} if height else None
+        if only is not None:
+            clip = in_sight(person, only)
         person.page.screenshot(path=pictures / f"{name}-{scheme}.png", clip=clip)
     person.page.emulate_media(color_scheme="light")
+
+
+def in_sight(person: Person, part: Locator) -> FloatRect:
+    """Scroll a part of the page to the top; return where all of it stands, once the page has come to rest."""
+    deadline, before = time.monotonic() + 60, None
+    while True:
+        part.evaluate("node => node.scrollIntoView({block: 'start'})")
+        person.page.wait_for_timeout(500)
+        covered = part.evaluate(
+            """node => {
+              const box = node.getBoundingClientRect(), inside = (y) =>
+                node.contains(document.elementFromPoint(box.left + box.width / 2, y));
+              return !inside(box.top + 2) || !inside(box.bottom - 2);
+            }"""
+        )
+        box = part.bounding_box()
+        if box is not None and box == before and not covered:
+            return box
+        assert time.monotonic() < deadline, f"the page does not come to rest with all of {part} in sight: {box}"
+        before = box
 
 
 def reads(person: Person, text: str) -> None:

@@ -144,8 +144,7 @@ def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
         expect(card).to_contain_text("saved at step")
         if pictures:
             ana.page.wait_for_timeout(20_000)  # until it has a curve again
-            card.scroll_into_view_if_needed()
-            take(pictures, ana, "card", theme=True)
+            take(pictures, ana, "card", theme=True, only=card)
         hurry.touch()
         until(lambda: jobs()["trial-8"].state == "succeeded", "the job ends")
         log = ana_api.logs(victim.id, attempt=2).text
