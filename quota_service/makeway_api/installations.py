@@ -1,4 +1,4 @@
-"""Detect on one machine that a portal runs which has the same data as another one, as a restored copy has.
+"""Detect that another portal on this machine has the same data, as one on a restored copy has.
 
 The service locks a file with the name of its installation as long as it lives; one that starts on a copy of its data
 finds it locked. The kernel releases the lock with the process. The file lies outside the state directory, so that no

@@ -176,7 +176,7 @@ class Workload(NamedTuple):
     """nodes that it avoids, each until a time"""
     version: int
     weight: int = 0
-    """bytes of its command, environment and source"""
+    """the payload: bytes of its command, environment and source, which count on its owner's storage"""
     command: tuple[str, ...] = ()
     env: Mapping[str, str] = MappingProxyType({})
     source: str = ""

@@ -28,16 +28,16 @@ class SpotNotice:
 
     @property
     def watched(self) -> bool:
-        """Whether there is anything to ask."""
+        """Whether there is a file or a metadata service to read."""
         return bool(self._file or self._address)
 
     @property
     def pause(self) -> float:
-        """Seconds between two looks: AWS wants no more than one in five seconds."""
+        """Seconds between two reads: AWS allows one in five seconds."""
         return 1.0 if self._file else 5.0
 
     def deadline(self) -> float | None:
-        """Return the deadline, which is asked for, None without one. Without an answer the last one holds."""
+        """Read and return the deadline, None without one; the last one where the metadata service does not answer."""
         if self._file:
             self._deadline = number(read_json(self._file).get("deadline"))
         elif self._address:

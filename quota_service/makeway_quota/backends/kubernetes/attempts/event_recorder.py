@@ -1,7 +1,8 @@
 """Show decisions about jobs as events of their pods, for people who look with kubectl.
 
-The backend calls `publish_events` for the leader's decisions. Posting is beside all else: it holds up no cycle and
-fails no order. What the API server does not take, and what is too much, is dropped: the decision log has everything.
+The backend calls `publish_events` for the leader's decisions. Events are posted in the background: no cycle waits for
+them, and no order fails with them. Those that the API server refuses, and those above the rate, are dropped: the
+decision log has everything.
 """
 
 from __future__ import annotations
