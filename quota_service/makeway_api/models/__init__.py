@@ -20,7 +20,7 @@ from .base import (
     UserName,
     Wire,
 )
-from .credentials import Credential, CredentialRequest, Resealed
+from .credentials import CREDENTIAL_NAME, Credential, CredentialRequest, Resealed
 from .deployments import (
     Deployment,
     DeploymentDraft,
@@ -72,6 +72,7 @@ from .workloads import (
 )
 
 __all__ = [
+    "CREDENTIAL_NAME",
     "ENDED",
     "HOLDS_GPUS",
     "Attempt",

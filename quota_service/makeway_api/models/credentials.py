@@ -9,6 +9,8 @@ from pydantic import Field, SecretStr, StringConstraints
 
 from .base import RequestBody, Wire
 
+CREDENTIAL_NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
+"""Names of credentials: of the kind file, also its name in jobs"""
 CredentialKind = Literal["cloud", "git", "file"]
 Team = Annotated[str, StringConstraints(max_length=200)]
 Value = Annotated[SecretStr, Field(max_length=65_536)]

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
-from makeway_api.models import Credential, CredentialRequest, Resealed
+from makeway_api.models import CREDENTIAL_NAME, Credential, CredentialRequest, Resealed
 
 from ..dependencies import Admin, AdminByToken, TheServices
 from ..server.problems import declared
 
 router = APIRouter(prefix="/credentials", tags=["credentials"], responses=declared())
 
-Name = Annotated[
-    str, Path(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$", description="its name; of a file, its name in jobs")
-]
+Name = Annotated[str, Path(pattern=CREDENTIAL_NAME, description="its name; of a file, its name in jobs")]
 
 
 @router.get("", operation_id="credentials", response_model=list[Credential])

@@ -13,12 +13,14 @@ from ..login.auth import Visitor
 from ..settings import WebSettings
 from . import access, decisions, deployments, job, nodes, panel, policy, storage, team, workloads
 from .figures.sharing import SharedParts
+from .forms import credentials
 from .parts import Histories
 from .render import page
 
 log = logging.getLogger(__name__)
 
-ROUTERS = tuple(each.router for each in (panel, workloads, nodes, team, decisions, job, policy, storage, deployments))
+PAGES = (panel, workloads, nodes, team, decisions, job, policy, storage, deployments, credentials)
+ROUTERS = tuple(each.router for each in PAGES)
 
 
 def install(app: FastAPI, settings: WebSettings) -> None:

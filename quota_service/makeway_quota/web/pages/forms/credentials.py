@@ -1,0 +1,194 @@
+"""Credentials in the browser: their names, kinds and uses, and a form that adds, rotates and deletes; write-only.
+
+No answer has a value, not even that with what is wrong with it: it has to be typed again. For administrators.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Query, Request, Response
+from fastapi.responses import RedirectResponse
+from makeway_api.errors import MakewayError
+from makeway_api.models import CREDENTIAL_NAME, Credential, CredentialRequest
+from makeway_api.models.credentials import CredentialKind
+from pydantic import SecretStr
+
+from ....services import Services
+from ....services.refusals import refuse
+from ...dependencies import TheServices
+from ...login.auth import Authenticator, Visitor, may, refusal
+from ...login.confirmations import confirmation, confirms
+from ...settings import WebSettings
+from ..access import PageVisitor
+from ..render import page
+
+router = APIRouter(include_in_schema=False)
+
+KINDS: Mapping[CredentialKind, str] = {
+    "git": "of a Git server, for jobs",
+    "file": "a file for jobs, such as the keys of a storage",
+    "cloud": "of the cloud of a deployment, which has the same name",
+}
+MAX_VALUE = 65_536
+"""Characters of a value, as in the API"""
+NOTHING = SecretStr("")
+NAME = re.compile(CREDENTIAL_NAME)
+BAD_NAME = "A name has small letters, digits, dots, dashes and underscores: at most 63, the first and last no sign."
+AGAIN = "The value was not kept: enter it again."
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialForm:
+    """What is typed, without the value. `replaces`: the name of the credential that is rotated, "" for a new one."""
+
+    name: str = ""
+    kind: CredentialKind = "git"
+    team: str = ""
+    host: str = ""
+    user: str = ""
+    replaces: str = ""
+
+
+@router.get("/credentials")
+async def credentials_page(
+    request: Request,
+    visitor: PageVisitor,
+    services: TheServices,
+    rotate: Annotated[str, Query(max_length=63)] = "",
+    done: Annotated[str, Query(max_length=63)] = "",
+) -> Response:
+    """Show all credentials without their values; with `rotate`, the form that replaces the value of one."""
+    _only_administrators(visitor)
+    found = next((one for one in await services.credentials.every(visitor.caller) if one.name == rotate), None)
+    form = CredentialForm()
+    if found is not None:
+        form = CredentialForm(found.name, _kind(found.kind), found.team, replaces=found.name)
+    return await _page(request, visitor, services, form, notice=f"{done} is set." if done else None)
+
+
+@router.post("/credentials")
+async def save(
+    request: Request,
+    visitor: PageVisitor,
+    services: TheServices,
+    name: Annotated[str, Form()] = "",
+    kind: Annotated[CredentialKind, Form()] = "git",
+    team: Annotated[str, Form(max_length=200)] = "",
+    host: Annotated[str, Form(max_length=300)] = "",
+    user: Annotated[str, Form(max_length=300)] = "",
+    value: Annotated[SecretStr, Form()] = NOTHING,
+    replaces: Annotated[str, Form(max_length=63)] = "",
+) -> Response:
+    """Add a credential, or replace the value of the one that was opened to be rotated."""
+    _only_administrators(visitor)
+    form = CredentialForm(name.strip()[:200], kind, team, host.strip(), user.strip(), replaces)
+    text = value.get_secret_value().replace("\r\n", "\n")
+    try:
+        await _check(services, visitor, form, text)
+        wanted = CredentialRequest(kind=kind, team=team, values=_values(form, text))
+        await services.credentials.save(visitor.caller, form.name, wanted)
+    except MakewayError as error:
+        return await _page(request, visitor, services, form, status=error.status, problem=f"{error.message} {AGAIN}")
+    return _to(request, form.name)
+
+
+@router.post("/credentials/{name}/delete")
+async def delete(
+    request: Request,
+    name: str,
+    visitor: PageVisitor,
+    services: TheServices,
+    confirmed: Annotated[str, Form(alias="confirmation", max_length=2000)] = "",
+) -> Response:
+    """Delete a credential; one that is in use by the second press, on the page that says what uses it."""
+    _only_administrators(visitor)
+    found = next((one for one in await services.credentials.every(visitor.caller) if one.name == name), None)
+    if found is not None and (use := await _use(services, visitor, found)):
+        signer = _signer(request)
+        subject = f"delete credential {name} of {found.updated_at.isoformat()}"
+        if not confirms(signer, visitor, confirmed, subject, 0):
+            token = confirmation(signer, visitor, subject, 0)
+            asks = {"name": name, "use": use, "token": token, "cloud": found.kind == "cloud"}
+            return await _page(request, visitor, services, CredentialForm(), asks=asks)
+    await services.credentials.delete(visitor.caller, name)
+    return _to(request)
+
+
+async def _check(services: Services, visitor: Visitor, form: CredentialForm, text: str) -> None:
+    """Refuse what the command and the API refuse, and a name that would replace another credential unseen."""
+    if not NAME.fullmatch(form.name):
+        raise _invalid(BAD_NAME)
+    if not text.strip():
+        raise _invalid("There is no value.")
+    if len(text) > MAX_VALUE:
+        raise _invalid(f"The value has more than {MAX_VALUE:,} characters.")
+    known = {one.name for one in await services.credentials.every(visitor.caller)}
+    if form.name in known and form.name != form.replaces:
+        message = f"There is a credential {form.name} already: rotate it in the list, or use another name."
+        raise refuse(message, "other_credential", 409)
+
+
+def _values(form: CredentialForm, text: str) -> dict[str, SecretStr]:
+    if form.kind == "file":
+        return {"content": SecretStr(text)}
+    if form.kind == "git":
+        if not form.host or not form.user:
+            raise _invalid("A credential of the kind git needs its server and its user.")
+        return {"host": SecretStr(form.host), "user": SecretStr(form.user), "token": SecretStr(text.strip())}
+    result = {}
+    for line in filter(str.strip, text.splitlines()):
+        key, equals, value = line.partition("=")
+        if not equals:
+            raise _invalid("A credential of the kind cloud is lines NAME=VALUE, such as access_key_id=….")
+        result[key.strip()] = SecretStr(value.strip())
+    if len(result) > 16 or any(len(key) > 64 for key in result):
+        raise _invalid(
+            "A credential of the kind cloud has at most 16 lines, each with a name of at most 64 characters."
+        )
+    return result
+
+
+async def _use(services: Services, visitor: Visitor, one: Credential) -> str:
+    """Return what uses a credential, "" for one of the kind cloud without a deployment."""
+    if one.kind == "cloud":
+        names = {deployment.name for deployment in await services.deployments.every(visitor.caller)}
+        return f"the deployment {one.name}" if one.name in names else ""
+    return f"jobs of {services.context.title(one.team)}" if one.team else "jobs of all teams"
+
+
+async def _page(
+    request: Request, visitor: Visitor, services: Services, form: CredentialForm, status: int = 200, **values: Any
+) -> Response:
+    credentials = await services.credentials.every(visitor.caller)
+    deployments = {one.name for one in await services.deployments.every(visitor.caller)}
+    teams = {policy.name: policy.label for policy in services.context.document.policies}
+    known: dict[str, Any] = {"problem": None, "notice": None, "asks": None} | values
+    shown = {"credentials": credentials, "deployments": deployments, "teams": teams, "kinds": KINDS, "form": form}
+    return await page(request, "credentials.html", visitor, status=status, **shown, **known)
+
+
+def _to(request: Request, done: str = "") -> Response:
+    settings: WebSettings = request.app.state.settings
+    return RedirectResponse(f"{settings.prefix}credentials{f'?done={done}' if done else ''}", status_code=303)
+
+
+def _signer(request: Request) -> Any:
+    authenticator: Authenticator = request.app.state.authenticator
+    return authenticator.signer
+
+
+def _kind(kind: str) -> CredentialKind:
+    return next((known for known in KINDS if known == kind), "git")
+
+
+def _invalid(message: str) -> MakewayError:
+    return refuse(message, "invalid_credential", 422)
+
+
+def _only_administrators(visitor: Visitor) -> None:
+    if not may(visitor.caller, "admin"):
+        raise refusal(visitor.caller, ["admin"])

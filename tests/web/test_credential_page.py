@@ -1,0 +1,188 @@
+"""The page of credentials: they are added, rotated and deleted there, and no byte that is served has a value."""
+
+from __future__ import annotations
+
+import html
+import re
+
+import httpx2
+import pytest
+from axe import AXE
+from playwright.async_api import Response, expect
+from web.portal import EVIL, PREFIX, Portal, serving
+from web.test_deployment_story import administrator
+from web.test_deployments import CLOUD, saved, store_of
+from web.test_pages import check, words, xsrf
+
+PAGE = f"{PREFIX}credentials"
+TOKEN = "hunter2-of-the-git-server"
+KEY = "hunter3-of-the-cloud"
+CLOUD_KEY = {"name": "cloud", "kind": "cloud", "value": f"access_key_id=AKIA\r\nsecret_access_key={KEY}"}
+GIT = {"name": "git-server", "kind": "git", "team": "rnd", "host": "https://git.example.org", "user": "deploy"}
+
+
+class Secretive:
+    """A browser that keeps all bytes that it was served."""
+
+    def __init__(self, browser: httpx2.AsyncClient) -> None:
+        self.browser = browser
+        self.served = ""
+
+    async def get(self, address: str, status: int = 200) -> str:
+        return self._kept(check(await self.browser.get(address), status))
+
+    async def post(self, address: str, status: int = 200, **data: str) -> str:
+        sent = xsrf(await self.get(PAGE)) | data
+        answer = await self.browser.post(address, data=sent)
+        self.served += f"{answer.url} {answer.headers}"
+        return self._kept(check(answer, status))
+
+    def _kept(self, text: str) -> str:
+        self.served += text
+        return text
+
+
+def stored(web: Portal) -> dict[str, tuple[str, str, str]]:
+    return {one.name: (one.kind, one.team, one.updated_by) for one in store_of(web).secrets.list()}
+
+
+def opened(web: Portal, name: str) -> dict[str, str]:
+    """What is kept of a credential, as launchers and providers get it."""
+    service, secrets = web.services.credentials, store_of(web).secrets
+    found = secrets.opened(service._keys, ("git", "file"), "rnd")
+    return next((values for one, values in found if one.name == name), secrets.cloud(service._keys, name) or {})
+
+
+@pytest.mark.covers("F73", "F76", "F77")
+async def test_credentials_are_added_rotated_and_deleted_and_no_served_byte_has_a_value(web: Portal) -> None:
+    admin = Secretive(await web.browser("root"))
+    assert "There are no credentials." in words(await admin.get(PAGE))
+    assert f'href="{PAGE}"' in await admin.get(f"{PREFIX}deployments"), "the page Machines leads there"
+    shown = words(await admin.post(PAGE, **GIT, value=f" {TOKEN}\r\n"))
+    assert "git-server is set." in shown
+    assert re.search(r"git-server git jobs of R&D .* by root", html.unescape(shown)), shown
+    assert opened(web, "git-server") == {"host": GIT["host"], "user": "deploy", "token": TOKEN}
+
+    form = await admin.get(f"{PAGE}?rotate=git-server")
+    assert "Rotate git-server" in words(form)
+    again = GIT | {"replaces": "git-server"}
+    await admin.post(PAGE, **again, value=f"{TOKEN}-new")
+    assert opened(web, "git-server")["token"] == f"{TOKEN}-new"
+
+    asked = words(await admin.post(f"{PAGE}/git-server/delete"))
+    assert (
+        "git-server is in use by jobs of R&D. Jobs that run keep it until they end; later ones start without it."
+        in (html.unescape(asked))
+    )
+    assert "git-server" in stored(web), "the first press deletes nothing that is in use"
+    page = await admin.post(f"{PAGE}/git-server/delete")
+    token = re.findall(r'name="confirmation" value="([^"]+)"', page)[0]
+    await admin.post(f"{PAGE}/git-server/delete", confirmation=token)
+    assert stored(web) == {}
+    log = await admin.get(f"{PREFIX}decisions")
+    assert "root set the credential git-server (git) of rnd." in words(log)
+    assert TOKEN not in admin.served
+
+
+async def test_a_credential_of_a_cloud_names_its_deployment_and_goes_at_once_without_one(
+    web: Portal,
+) -> None:
+    admin = Secretive(await web.browser("root"))
+    shown = words(await admin.post(PAGE, **CLOUD_KEY))
+    assert "cloud cloud no deployment: none is named cloud" in shown
+    await admin.post(f"{PAGE}/cloud/delete")
+    assert stored(web) == {}
+    await admin.post(PAGE, **CLOUD_KEY)
+    await saved(web, CLOUD)
+    assert "the deployment cloud" in words(await admin.get(PAGE))
+    assert "cloud is in use by the deployment cloud." in words(await admin.post(f"{PAGE}/cloud/delete"))
+    assert "cloud" in stored(web)
+    assert KEY not in admin.served
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "message"),
+    [
+        ({"name": "Bad Name"}, 422, "A name has small letters"),
+        ({"host": "https://git.example.org/path"}, 422, "without a path."),
+        ({"user": ""}, 422, "needs its server and its user."),
+        ({"team": "nobody"}, 422, "There is no team nobody."),
+        ({"kind": "cloud", "team": "", "value": TOKEN}, 422, "is lines NAME=VALUE"),
+        ({"kind": "cloud", "value": f"key={TOKEN}"}, 422, "is of a deployment, not of a team."),
+        ({"kind": "file", "value": TOKEN * 10_000}, 422, "more than 65,536 characters."),
+        ({"kind": "file", "name": "git-credentials"}, 422, "is the file of credentials of the kind git."),
+        ({"name": "there"}, 409, "There is a credential there already: rotate it in the list"),
+        ({"name": "there", "replaces": "there", "team": ""}, 409, "team"),
+        ({"value": " "}, 422, "There is no value."),
+    ],
+)
+async def test_what_is_wrong_is_said_without_the_value_and_the_rest_stays_typed(
+    web: Portal, change: dict[str, str], status: int, message: str
+) -> None:
+    admin = Secretive(await web.browser("root"))
+    await admin.post(PAGE, **(GIT | {"name": "there", "value": "before"}))
+    page = await admin.post(PAGE, status, **(GIT | {"value": TOKEN} | change))
+    assert message in words(page)
+    assert "The value was not kept: enter it again." in words(page)
+    assert html.escape(change.get("name", "git-server")) in page
+    assert TOKEN not in admin.served
+    assert opened(web, "there")["token"] == "before"
+    assert set(stored(web)) == {"there"}
+
+
+async def test_only_administrators_see_and_change_credentials(web: Portal) -> None:
+    browser = await web.browser("ana")
+    check(await browser.get(PAGE), 403)
+    sent = xsrf(check(await browser.get(PREFIX))) | GIT | {"value": TOKEN}
+    assert TOKEN not in check(await browser.post(PAGE, data=sent), 403)
+    check(await browser.post(f"{PAGE}/git-server/delete", data=sent), 403)
+    assert stored(web) == {}
+
+
+async def test_names_that_look_like_markup_stay_text(web: Portal) -> None:
+    admin = Secretive(await web.browser("root"))
+    page = await admin.post(PAGE, 422, **(GIT | {"name": EVIL, "host": EVIL, "user": EVIL, "value": TOKEN}))
+    assert EVIL not in page
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.covers("F73")
+async def test_an_administrator_keeps_credentials_in_the_browser(web: Portal) -> None:
+    await saved(web, CLOUD)
+    async with serving(web.app) as address, administrator(f"{address}{PREFIX}") as page:
+        served: list[str] = []
+
+        async def keep(answer: Response) -> None:
+            if answer.request.resource_type == "document" and answer.status == 200:
+                served.append(await answer.text())
+
+        page.on("response", keep)
+        await page.goto(f"{address}{PREFIX}deployments")
+        await page.get_by_role("link", name="Credentials").click()
+        await page.get_by_label("Name").fill("cloud")
+        await page.get_by_label("Kind").select_option("cloud")
+        await page.get_by_label("Value").fill(f"access_key_id=AKIA\nsecret_access_key={KEY}")
+        assert await page.get_by_label("Value").evaluate("e => getComputedStyle(e).webkitTextSecurity") == "disc"
+        await page.get_by_role("button", name="Set").click()
+        await expect(page.get_by_role("status").first).to_have_text("cloud is set.")
+        assert opened(web, "cloud")["secret_access_key"] == KEY
+        other = await page.context.browser.new_page()  # axe-core applies styles, which the page's policy reports
+        await other.goto(f"{address}{PREFIX}credentials?login_token=root")
+        await other.evaluate(AXE.read_text(encoding="utf-8"))
+        result = await other.evaluate("() => axe.run(document.querySelector('main') ?? document)")
+        assert [found["id"] for found in result["violations"]] == []
+        await other.close()
+        await page.get_by_role("link", name="Rotate cloud").click()
+        await page.get_by_label("Value").fill(f"access_key_id=AKIA\nsecret_access_key={KEY}-2")
+        await page.get_by_role("button", name="Replace its value").click()
+        await expect(page.get_by_role("status").first).to_have_text("cloud is set.")
+        assert opened(web, "cloud")["secret_access_key"] == f"{KEY}-2"
+        await page.get_by_role("button", name="Delete cloud").click()
+        await expect(page.get_by_role("alert")).to_contain_text("cloud is in use by the deployment cloud.")
+        await page.get_by_role("button", name="Delete cloud now").click()
+        await expect(page.get_by_text("There are no credentials.")).to_be_visible()
+        assert stored(web) == {}
+        assert served
+        assert KEY not in "".join(served)
+        assert KEY not in await page.content()
