@@ -106,7 +106,7 @@ async def test_a_credential_of_a_cloud_names_its_deployment_and_goes_at_once_wit
         ({"name": "Bad Name"}, 422, "A name has small letters"),
         ({"host": "https://git.example.org/path"}, 422, "without a path."),
         ({"user": ""}, 422, "needs its server and its user."),
-        ({"team": "nobody"}, 422, "There is no team nobody."),
+        ({"team": "moon"}, 422, "There is no team moon."),
         ({"kind": "cloud", "team": "", "value": TOKEN}, 422, "is lines NAME=VALUE"),
         ({"kind": "cloud", "value": f"key={TOKEN}"}, 422, "is of a deployment, not of a team."),
         ({"kind": "file", "value": TOKEN * 10_000}, 422, "more than 65,536 characters."),
