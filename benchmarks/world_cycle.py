@@ -41,8 +41,8 @@ async def _measure() -> list[Measured]:
     rows = _rows()
     for row in rows:
         if row.state == "running":
-            backend.attempts[row.id, 1] = _Attempt(AttemptStatus(row.id, 1, Phase.RUNNING))  # type: ignore[assignment]
-    world = World(_Rows(rows), document, 1)  # type: ignore[arg-type]
+            backend.attempts[row.id, 1] = ReportedAttempt(AttemptStatus(row.id, 1, Phase.RUNNING))  # type: ignore[assignment]
+    world = World(MemoryRows(rows), document, 1)  # type: ignore[arg-type]
     loop = _Cycle(world, backend)
     for _ in range(3):
         await loop.turn()
@@ -96,25 +96,36 @@ class _Cycle:
         assert not result.changes, "what is reported is what is in the rows"
 
 
-class _Attempt:
+class ReportedAttempt:
     """An attempt of the memory backend, without its order."""
 
     def __init__(self, status: AttemptStatus) -> None:
         self.status = status
 
 
-class _Rows:
-    """A store that has rows and takes no changes."""
+class MemoryRows:
+    """The rows of workloads, in memory; a world follows them."""
 
     def __init__(self, rows: Sequence[Workload]) -> None:
-        self.rows = rows
+        self.rows = {row.id: row for row in rows}
+        self.damaged: dict[str, Sequence[str]] = {}
+        self._followers: list[Callable[[Sequence[Workload]], object]] = []
 
     def on_change(self, call: Callable[[Sequence[Workload]], object], last: bool = False) -> None:
-        """Nothing ever changes."""
+        """Call back with each row that is put."""
+        self._followers.append(call)
+
+    def put(self, row: Workload) -> None:
+        """Take a row, or drop it if it has ended."""
+        self.rows[row.id] = row
+        if not row.live:
+            del self.rows[row.id]
+        for call in self._followers:
+            call([row])
 
     def active(self) -> Sequence[Workload]:
         """Return all rows."""
-        return self.rows
+        return list(self.rows.values())
 
     def past_runs(self) -> list[PastRun]:
         """Return nothing: no forecasts."""

@@ -54,9 +54,9 @@ def test_a_machine_with_other_gpus_than_its_type_is_ended_and_its_type_waits() -
 def test_need_is_counted_once_over_types_and_pools() -> None:
     other = replace(GPU_TYPE, name="g2-other", pool="gpu-other")
     fleet = Fleet(replace(CLOUD, types=(GPU_TYPE, other, CPU_TYPE)))
-    fleet.pending = [replace(gpu_work(), pools=("gpu", "gpu-other"))]
+    fleet.pending = [gpu_work()._replace(pools=("gpu", "gpu-other"))]
     fleet.cycle()
-    fleet.pending = [replace(gpu_work(), pools=("gpu-other", "gpu"))]
+    fleet.pending = [gpu_work()._replace(pools=("gpu-other", "gpu"))]
     fleet.cycle()
     assert fleet.running == 1
 

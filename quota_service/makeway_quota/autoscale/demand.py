@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class PendingWork:
+class PendingWork(NamedTuple):
     """A workload that has no room on the nodes that exist: so many workers of one shape, in some pools in order.
 
     The workers need room together. A worker takes part of one GPU (less than 1000) or whole ones.
@@ -28,7 +28,7 @@ class PendingWork:
     @property
     def shape(self) -> tuple[object, ...]:
         """What two workloads have in common that fit into the same room."""
-        return self.pools, self.workers, self.gpus, self.cpu, self.memory, self.models
+        return self[1:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ that nothing is said of that work until the next decision. `outlook` answers the
 
 from __future__ import annotations
 
+import builtins
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -153,14 +155,28 @@ def prospects(
     for one in decision.refusals:
         refused.setdefault(one.workload, []).append(one)
     shared: dict[tuple[object, ...], Prospect | None] = {}
+    causes = _Causes(deployment, rows, money, deleting, Counter(row.type for row in rows.values()))
     for work in decision.unserved:
-        if work.shape not in shared:
-            causes = _Causes(deployment, rows, money, deleting)
-            shared[work.shape] = _not_coming(work, refused.get(work.workload, ()), counts, causes)
-        prospect = shared[work.shape]
+        shape = work.shape
+        if shape not in shared:
+            shared[shape] = _not_coming(work, refused.get(work.workload, ()), counts, causes)
+        prospect = shared[shape]
         if prospect is not None:
             result[work.workload] = prospect
     return result
+
+
+def same_prospects(before: Mapping[str, Prospect], after: Mapping[str, Prospect]) -> bool:
+    """Whether all workloads can still expect the same; those that do not wait any more do not count."""
+    same: set[tuple[int, int]] = set()
+    """The pairs of objects that are known to be equal: thousands of workloads share one"""
+    for id, item in after.items():
+        pair = builtins.id(before.get(id)), builtins.id(item)
+        if pair not in same:
+            if before.get(id) != item:
+                return False
+            same.add(pair)
+    return True
 
 
 def usual_boots(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -240,6 +256,8 @@ class _Causes:
     rows: Mapping[str, Machine]
     money: Money | None
     deleting: bool
+    of_type: Counter[str]
+    """How many of the machines there are of each type"""
 
     def too_small(self, types: Sequence[MachineType]) -> Cause:
         largest = max(0 if kind.cpu_only else kind.gpus for kind in types)
@@ -264,7 +282,7 @@ class _Causes:
         return self.deployment.title or self.deployment.name
 
     def _limit(self, kind: MachineType, work: PendingWork) -> Cause:
-        of_type = sum(row.type == kind.name for row in self.rows.values())
+        of_type = self.of_type[kind.name]
         if kind.max_machines <= self.deployment.max_machines and of_type >= min(kind.max_machines, len(self.rows)):
             values: dict[str, float | str] = {"type": kind.name, "limit": kind.max_machines, "machines": of_type}
         else:

@@ -259,23 +259,32 @@ class _Work:
 
 
 def step(
-    store: MachineStore, deployment: Deployment, seen: StepInput, leader: StepLeader, *, deleting: bool = False
+    store: MachineStore,
+    deployment: Deployment,
+    seen: StepInput,
+    leader: StepLeader,
+    rows: MachineRows | None = None,
+    *,
+    deleting: bool = False,
 ) -> StepResult:
     """Make one step: observe, decide, commit. The calls of the result may be made only if it was committed.
 
-    `deleting`: the deployment is ended, so that nothing is launched and every machine drains.
+    `rows`: as they were read after the lists were taken; None: they are read here. `deleting`: the deployment is ended,
+    so that nothing is launched and every machine drains.
     """
     deployment = replace(deployment, paused=True) if deleting else deployment
-    rows = store.read(deployment.name)  # after the lists were taken
+    rows = store.read(deployment.name) if rows is None else rows
     work = _Work(deployment, rows, leader.term, seen.now, seen.clock_step)
     for machine_id, report in seen.reports:
         work.observe(machine_id, report)
     orphans = _take_lists(work, seen)
     for machine_id in list(work.machines):
         work.observe(machine_id, MachineObservation("tick", at=seen.listening))
-    for machine, decided in enforce(deployment, work.machines.values(), work.money(rows.closed), seen.now):
-        work.observe(machine.id, decided)
     money = work.money(rows.closed)
+    enforced = list(enforce(deployment, work.machines.values(), money, seen.now))
+    for machine, decided in enforced:
+        work.observe(machine.id, decided)
+    money = work.money(rows.closed) if enforced else money
     unserved: tuple[PendingWork, ...] = ()
     refusals: tuple[LaunchRefusal, ...] = ()
     served: Mapping[str, tuple[str, ...]] | None = None

@@ -6,6 +6,7 @@ enumerate every pair, and docs/reference/machines.md is made from the table. Not
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -234,12 +235,18 @@ def _heard(machine: Machine, seen: MachineObservation, now: float, windows: Wind
 def _needed(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
     if machine.state not in (*STARTING, "ready", "draining"):
         return machine
-    if machine.state != "draining" and 0 <= now - machine.needed_at < NEEDED_EVERY:
+    if machine.state != "draining" and now >= machine.needed_at and not _due_again(machine, now):
         return machine
     needed = machine.with_fields(needed_at=now)
     if machine.state == "draining" and machine.drain in CANCELLABLE and machine.deadline is None:
         return _enter(needed, "ready", now, "needed", drain=None)
     return needed
+
+
+def _due_again(machine: Machine, now: float) -> bool:
+    """Whether it is time to note anew that a machine is needed; each has its own moments, as thousands are needed."""
+    offset = zlib.crc32(machine.id.encode()) % 1000 / 1000 * NEEDED_EVERY
+    return (now + offset) // NEEDED_EVERY > (machine.needed_at + offset) // NEEDED_EVERY
 
 
 def _unneeded(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:

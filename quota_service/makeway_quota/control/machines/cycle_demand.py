@@ -48,7 +48,7 @@ def cycle_demand(
     by_machine = {machine: nodes[name] for name, machine in machines.items() if name in nodes}
     busy, nominated = _places(rows, machines)
     accepting = (name for name, node in by_machine.items() if node.ready and not node.cordoned and node.observed)
-    pending = tuple(PendingWork(*one) for one in demand)
+    pending = tuple([PendingWork(*one) for one in demand])
     return CycleDemand(began, pending, frozenset(by_machine), frozenset(accepting), busy, nominated)
 
 
@@ -59,6 +59,9 @@ def _places(rows: Iterable[Workload], machines: Mapping[str, str]) -> tuple[Mapp
     if not machines:
         return busy, frozenset()
     for row in rows:
-        busy.update({machines[place.node] for place in row.placement if place.node in machines})
-        nominated.update(machines[place.node] for place in row.nomination if place.node in machines)
+        for machine in {machines[place.node] for place in row.placement if place.node in machines}:
+            busy[machine] += 1
+        for place in row.nomination:
+            if place.node in machines:
+                nominated.add(machines[place.node])
     return busy, frozenset(nominated)

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from ...autoscale.demand import MachineDemand, PendingWork
 from ...autoscale.deployment import Deployment
 from ...autoscale.instances import Instance, InstanceList
 from ...autoscale.machine import MachineObservation
-from ...autoscale.prospects import Prospect, WaitingDecision, prospects, usual_boots
+from ...autoscale.prospects import Prospect, WaitingDecision, prospects, same_prospects, usual_boots
 from ...autoscale.provider import JoinData, Provider, ProviderError
 from ...autoscale.sizing import LaunchRefusal
 from ...autoscale.step import (
@@ -177,22 +177,19 @@ class DeploymentDriver:
         if term is None:
             return False
         self._list(term)
-        rows = await asyncio.to_thread(self._store.read, self.deployment.name)
-        fresh = None if demand is None or demand.began <= term.changed_at else demand.of(rows.machines)
         reports = dict(term.reports)
+        observed = tuple((machine, one) for machine, told in reports.items() for one in told)
         seen = StepInput(
             self._clock(),
             term.listening,
-            fresh,
+            None,
             tuple(term.lists),
-            (*((machine, one) for machine, told in reports.items() for one in told), *_fenced(rows, fresh)),
+            observed,
             frozenset(self._in_flight),
             term.clock_step,
         )
-        leader = StepLeader(term.number, self._identity.new_id, self._clock)
-        result = await asyncio.to_thread(
-            partial(step, self._store, self.deployment, seen, leader, deleting=self.deleting)
-        )
+        fresh = None if demand is None or demand.began <= term.changed_at else demand
+        result = await asyncio.to_thread(self._step, term.number, seen, fresh, self.deployment, self.deleting)
         if not result.committed:
             self._wake()  # a report, an answer or an edit was faster
             return False
@@ -209,6 +206,17 @@ class DeploymentDriver:
             term.changed_at = self._monotonic()
         return await asyncio.to_thread(self._foresee, result) or result.moved
 
+    def _step(
+        self, term: int, seen: StepInput, demand: CycleDemand | None, deployment: Deployment, deleting: bool
+    ) -> StepResult:
+        """Read the rows, once, and make the step with what `demand` says of them. Runs in a thread."""
+        rows = self._store.read(deployment.name)  # after the lists were taken
+        known = None if demand is None else demand.of(rows.machines)
+        reports = (*seen.reports, *_fenced(rows, known))
+        seen = replace(seen, now=self._clock(), demand=known, reports=reports)
+        leader = StepLeader(term, self._identity.new_id, self._clock)
+        return step(self._store, deployment, seen, leader, rows, deleting=deleting)
+
     def _foresee(self, result: StepResult) -> bool:
         """Note what pending workloads can expect; return whether that is news."""
         if self._boots is None or result.moved:
@@ -219,7 +227,7 @@ class DeploymentDriver:
             return False
         before, decided = self.prospects, (self.deployment, result.machines, self._decision, result.money)
         self.prospects = prospects(*decided, self._boots, self._clock(), deleting=self.deleting)
-        return any(before.get(id) != item for id, item in self.prospects.items())
+        return not same_prospects(before, self.prospects)
 
     def _usual_boots(self) -> dict[str, float]:
         took: dict[str, list[float]] = {}

@@ -67,6 +67,8 @@ class _Expected:
     def __init__(self, deployments: Deployments | None) -> None:
         self._unread = deployments is None
         self._deployments = deployments or ()
+        self.only: Mapping[str, Prospect] = self._deployments[0][1] if len(self._deployments) == 1 else {}
+        """the prospects, where there is a single deployment"""
         self._reasons: dict[int, PendingReason] = {}
         self._undecided: dict[tuple[str, ...], PendingReason] = {}
 
@@ -103,16 +105,22 @@ def _divided(
     number, members, engine = group
     others: list[Workload] = []
     divided: dict[int, tuple[PendingReason, list[Workload]]] = {}
-    for workload in members:
+    last: Prospect | None = None
+    alike = others
+    for workload in members:  # thousands in a cycle, most of them with the prospect of the one before
+        prospect = expected.only.get(workload.id)
         asked = pools.get(workload.id)
         if asked is None:
             others.append(workload)
-            continue
-        reason = expected.reason(workload.id, asked)
-        if "machines" in reason.numbers:
-            single[workload.id] = reason.to(workload)
+        elif prospect is not None and prospect is last:
+            alike.append(workload)
         else:
-            divided.setdefault(id(reason), (reason, []))[1].append(workload)
+            reason = expected.reason(workload.id, asked)
+            if "machines" in reason.numbers:
+                single[workload.id] = reason.to(workload)
+            else:
+                last, alike = prospect, divided.setdefault(id(reason), (reason, []))[1]
+                alike.append(workload)
     if len(others) == len(members):
         return [group]
     result = [PendingGroup(number, tuple(others), engine)] if others else []

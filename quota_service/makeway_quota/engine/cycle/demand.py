@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache
+from typing import Any, NamedTuple
 
 from ..index.cluster import Cluster
 from ..index.devices import UNLIMITED, hosts
@@ -32,19 +33,30 @@ def find_demand(cluster: Cluster, waiting: Sequence[WorkloadGroup], ending: bool
     """
     growing = [pool for pool in cluster.pools.values() if pool.pool.kind == "autoscaled"]
     able = useful_pools(cluster, waiting, growing)
-    allowance, soon = Allowance(cluster), SoonFree(cluster, waiting if ending else ())
+    allowance, soon = Allowance(cluster, waiting), SoonFree(cluster, waiting if ending else ())
+    bounded = {group.number: any(allowance.bounds(group, pool) for pool in able[group.number]) for group in waiting}
+    shapes: dict[int, tuple[tuple[str, ...], tuple[Any, ...], bool]] = {}
+    """Group to the pools of its demand, what follows them there, and whether a claim in these pools counts"""
     result: list[Demand] = []
-    for *_, group, workload in in_order(cluster, waiting, growing, every=ending):
+    for _, _, _, id, group, workload in in_order(cluster, waiting, growing, every=ending):
         if ending and soon.take(group, workload, allowance):
             continue
-        pools = able[group.number]
+        number = group.number
+        pools = able[number]
+        if pools and bounded[number]:
+            admitting = [pool for pool in pools if allowance.admits(group, pool, in_future=False)]
+            if len(admitting) < len(pools):
+                shapes.pop(number, None)
+                pools = able[number] = admitting
         if pools:
-            pools = able[group.number] = [pool for pool in pools if allowance.admits(group, pool, in_future=False)]
-        if pools:
-            need, names = group.need, tuple([pool.pool.name for pool in pools])
-            shape = need.min_workers, need.gpus, need.cpu, need.memory, need.models
-            result.append(Demand(workload.id, names, *shape))
-            allowance.claim(group, names)
+            if number not in shapes:
+                need, names = group.need, tuple([pool.pool.name for pool in pools])
+                shape = need.min_workers, need.gpus, need.cpu, need.memory, need.models
+                shapes[number] = names, shape, any(allowance.counts(group, names))
+            names, shape, claims = shapes[number]
+            result.append(Demand(id, names, *shape))
+            if claims:
+                allowance.claim(group, names)
     soon.give_back()
     return tuple(result)
 
@@ -74,7 +86,7 @@ def in_order(
         result += [(rank, owners.get(w.owner, 0), w.submitted_at, w.id, group, w) for w in members]
     if cluster.nominations:
         result = [entry for entry in result if entry[3] not in cluster.nominations]
-    result.sort(key=lambda item: item[:4])
+    result.sort()  # no two have the same id
     return result
 
 
@@ -120,10 +132,13 @@ class Allowance:
     """What limits, capacities and reservations still allow while pending work claims nodes, one after the other.
 
     What claims several pools counts in each of them, and once on each line: wherever it runs, nothing is exceeded.
+    Claims that nobody in `waiting` is ever denied by are not counted.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, waiting: Iterable[WorkloadGroup]) -> None:
         self.cluster = cluster
+        self._reserves = any(not group.borrows for group in waiting)
+        """Whether any of them has to stay in quota"""
         self.minus: dict[LineState, int] = {}
         """Line to the negated milli-GPUs that are claimed of its limit."""
         self.claimed: dict[str, int] = {}
@@ -133,6 +148,13 @@ class Allowance:
         is not preemptible."""
         self._denied: set[tuple[int, str, bool]] = set()
         self._lines = cache(_lines)
+        self._counted: dict[tuple[int, tuple[str, ...]], _Counted] = {}
+        """By group and pools"""
+
+    def bounds(self, group: WorkloadGroup, pool: PoolState) -> bool:
+        """Whether one of a group may ever be denied in a pool."""
+        limited = pool.pool.capacity is not None or bool(group.account.limiting(pool.pool.name))
+        return not group.borrows or (group.need.total > 0 and limited)
 
     def admits(self, group: WorkloadGroup, pool: PoolState, in_future: bool) -> bool:
         """Whether one more of a group is within limits and capacity, now or `in_future`, and in quota if it has to be.
@@ -157,16 +179,26 @@ class Allowance:
 
     def claim(self, group: WorkloadGroup, pools: tuple[str, ...]) -> None:
         """Record that one of a group claims a node in one of these pools."""
+        counted = self.counts(group, pools)
         amount = group.need.total
-        limits, reservations = self._lines(group.account, pools)
-        for name in pools:
+        for name in counted.capacities:
             self.claimed[name] = self.claimed.get(name, 0) + amount
-        for line in limits:
+        for line in counted.limits:
             self.minus[line] = self.minus.get(line, 0) - amount
-        for key in reservations:
-            known = self.reserved.setdefault(key, [0, 0])
+        for known in counted.reservations:
             known[0] += amount
             known[1] += amount * group.non_preemptible
+
+    def counts(self, group: WorkloadGroup, pools: tuple[str, ...]) -> _Counted:
+        """Return what a claim of one of a group in some pools counts on."""
+        known = self._counted.get((group.number, pools))
+        if known is None:
+            capacities = tuple(name for name in pools if self.cluster.pools[name].pool.capacity is not None)
+            limits, reservations = self._lines(group.account, pools)
+            kept = reservations if self._reserves else ()
+            known = _Counted(capacities, limits, tuple(self.reserved.setdefault(key, [0, 0]) for key in kept))
+            self._counted[group.number, pools] = known
+        return known
 
     def _in_quota(self, group: WorkloadGroup, pool: str) -> bool:
         """Whether one more of a group is in quota, what is claimed counted."""
@@ -176,6 +208,14 @@ class Allowance:
             if guarantee.used(group.non_preemptible) + claimed + group.need.total > guarantee.reserved:
                 return False
         return bool(guarantees)
+
+
+class _Counted(NamedTuple):
+    """What a claim counts on: pools with a capacity, limits, and what is claimed of each reservation."""
+
+    capacities: tuple[str, ...]
+    limits: tuple[LineState, ...]
+    reservations: tuple[list[int], ...]
 
 
 def _lines(

@@ -98,7 +98,7 @@ def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[WorkloadGroup], 
         for name, pool in cluster.pools.items()
         if pool.pool.kind == "autoscaled" and (pool.pool.max_nodes or not cluster.launches)
     }
-    allowance = Allowance(cluster)
+    allowance = Allowance(cluster, waiting)
     growing = [demand.pool for demand in demands.values()]
     able = useful_pools(cluster, waiting, growing)
     for *_, group, workload in in_order(cluster, waiting, growing, every=False):

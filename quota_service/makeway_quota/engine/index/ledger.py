@@ -117,6 +117,7 @@ class Account:
         self._guarantees: tuple[dict[str, tuple[Guarantee, ...]], dict[str, tuple[Guarantee, ...]]] = ({}, {})
         self._shares: dict[str, tuple[int, ...]] = {}
         self._unreserved: tuple[dict[str, int], dict[str, int]] = ({}, {})
+        self._exceeds: dict[str, bool] = {}
 
     @cached_property
     def chain(self) -> tuple[Account, ...]:
@@ -238,9 +239,19 @@ class Account:
             known = self._unreserved[non_preemptible][pool] = min(rest, default=-1)
         return known
 
+    def exceeds(self, pool: str) -> bool:
+        """Whether its own usage will be above a reservation in `pool`, or it reserves nothing; cached as the shares."""
+        known = self._exceeds.get(pool)
+        if known is None:
+            lines = self.reserving(pool)
+            known = not lines or any(line.future > line.quota.reserved for line in lines)
+            self._exceeds[pool] = known
+        return known
+
     def forget(self) -> None:
         """Drop the cached shares: usage or history has changed."""
         self._shares.clear()
+        self._exceeds.clear()
         for known in self._unreserved:
             known.clear()
 
@@ -366,6 +377,8 @@ class Ledger:
         Every level from the victim up must be above its reservation, except by lines that only stand over
         both: there the preemptor's need changes nothing. `gone`: what the victims chosen so far count on the lines.
         """
+        if not gone and not self.nested and account is not preemptor:
+            return account.exceeds(pool)
         guarantor = preemptor.guarantor(own_pool) or preemptor
         shared = guarantor.chain[1:]
         for level in account.chain:

@@ -96,10 +96,22 @@ class Preemptor:
         beside = self.pool.beside
         if beside and "reservation" in self.rights and any(self.cluster.without_gpus.get(pool) for pool in beside):
             return True
-        for pool in (self.pool.pool.name, *self.beyond(), *beside):
-            for name in lowest.get(pool, ()):
+        names = (self.pool.pool.name, *self.beyond(), *beside)
+        return any(self._any_are_candidates(lowest.get(name, ()), name) for name in names)
+
+    def _any_are_candidates(self, names: Iterable[str], pool: str) -> bool:
+        """Whether all work of any of some policies in a pool may be evicted, before any victim is chosen."""
+        ledger = self.cluster.ledger
+        alone = "reservation" in self.rights and "fair_share" not in self.rights and not ledger.nested
+        if not alone or self.gone_on:
+            return any(self._all_are_candidates(name, pool) for name in names)
+        for name in names:  # each group asks for each team
+            account = ledger.accounts.get(name)
+            if account is None or account is self.account or name == WITHOUT_GPUS:
                 if self._all_are_candidates(name, pool):
                     return True
+            elif account.exceeds(pool):
+                return True
         return False
 
     def beyond(self) -> dict[str, list[LineState]]:
