@@ -188,7 +188,7 @@ def measure() -> Iterator[Measured]:
 
 
 async def _measure(site: Site) -> list[Measured]:
-    await _settle(site)
+    await _warm_up(site)
     gc.collect()
     gc.freeze()
     try:
@@ -238,7 +238,7 @@ async def _measure(site: Site) -> list[Measured]:
     ]
 
 
-async def _settle(site: Site) -> None:
+async def _warm_up(site: Site) -> None:
     """Make the cycles in which all reasons are written for the first time."""
     for _ in range(6):
         await site.cycle()

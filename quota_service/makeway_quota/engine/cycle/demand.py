@@ -132,7 +132,7 @@ class Allowance:
     """What limits, capacities and reservations still allow while pending work claims nodes, one after the other.
 
     What claims several pools counts in each of them, and once on each line: wherever it runs, nothing is exceeded.
-    Claims that nobody in `waiting` is ever denied by are not counted.
+    Claims are not counted where they keep none of `waiting` from starting.
     """
 
     def __init__(self, cluster: Cluster, waiting: Iterable[WorkloadGroup]) -> None:
