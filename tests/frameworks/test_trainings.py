@@ -68,6 +68,13 @@ def test_a_plain_loop(job: Make) -> None:
     compare(job, "loop.py", plan("save", full))
 
 
+@pytest.mark.long
+def test_a_compiled_model(job: Make) -> None:
+    """The first step compiles for some seconds, in processes of its own."""
+    full = "import, step 1, save, step 9-12, load, step 14, step 15-19, save, step 28, end"
+    compare(job, "loop.py", plan("step 1, step 9-12", full), env={"COMPILED": "1"})
+
+
 @pytest.mark.parametrize(
     ("workers", "part"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -15,6 +16,7 @@ def main() -> None:
     data.seed()
     model = data.network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    forward = torch.compile(model) if os.environ.get("COMPILED") else model
     dataset = data.Augmented(noisy=False)
 
     def save(folder: Path) -> None:
@@ -33,7 +35,7 @@ def main() -> None:
         chosen = torch.randint(0, len(dataset), (8,))
         inputs, labels = dataset.inputs[chosen], dataset.labels[chosen]
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        torch.nn.functional.cross_entropy(forward(inputs), labels).backward()
         optimizer.step()
         moments.trained(step + 1, [inputs, labels])
     moments.finish(model)
