@@ -26,7 +26,10 @@ class _Metadata(BaseHTTPRequestHandler):
         self._send(200 if valid else 400, b"session")
 
     def do_GET(self) -> None:
-        if self.headers.get("X-aws-ec2-metadata-token") != "session":
+        if self.path == "/computeMetadata/v1/instance/preempted":
+            flavoured = self.headers.get("Metadata-Flavor") == "Google"
+            self._send(*(self.server.answer if flavoured else (403, b"")))  # type: ignore[attr-defined]
+        elif self.headers.get("X-aws-ec2-metadata-token") != "session":
             self._send(401, b"")
         elif self.path != "/latest/meta-data/spot/instance-action":
             self._send(404, b"")
@@ -58,6 +61,21 @@ def test_the_deadline_of_aws_is_that_of_its_answer(action: str) -> None:
         assert notice.deadline() is None
         server.answer = (200, json.dumps({"action": action, "time": TIME}).encode())
         assert notice.deadline() == DEADLINE
+
+
+def test_google_gives_half_a_minute_from_when_its_metadata_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with metadata() as server:
+        notice = SpotNotice("gcp", server.server_address)
+        assert (notice.watched, notice.pause) == (True, 1.0)
+        server.answer = (200, b"FALSE")
+        assert notice.deadline() is None
+        monkeypatch.setattr("makeway.agent.spot.time.time", lambda: DEADLINE - 30)
+        server.answer = (200, b"TRUE")
+        assert notice.deadline() == DEADLINE
+        monkeypatch.setattr("makeway.agent.spot.time.time", lambda: DEADLINE - 20)
+        for answer in ((200, b"TRUE"), (503, b""), (200, b"<html>"), (404, b"")):
+            server.answer = answer
+            assert notice.deadline() == DEADLINE, "the first answer counts"
 
 
 def test_what_is_no_answer_changes_nothing() -> None:

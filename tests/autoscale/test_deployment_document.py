@@ -226,6 +226,81 @@ def test_what_aws_would_refuse_is_told_before(old: str, new: str, message: str) 
     assert any(message in line for line in result), result
 
 
+GCP_DOCUMENT = """
+name: cloud
+provider: gcp
+hour: 40
+settings: {project: my-project-123, network: gpus, external_ip: "true", max_run_hours: "48"}
+machine_types:
+  - name: l4
+    pool: gpu
+    instance: g2-standard-8
+    gpus: 1
+    machine_image: projects/debian-cloud/global/images/family/debian-12
+    disk: 200Gi
+    zones: [europe-west4-a, us-central1-b]
+    subnets: {europe-west4-a: gpus}
+    security_groups: [gpu-machine]
+    market: spot_first
+    price: 1.50
+    spot_price: 0.75
+  - name: t4
+    pool: gpu
+    instance: n1-standard-8
+    accelerator: nvidia-tesla-t4
+    gpus: 2
+    machine_image: projects/my-project-123/global/images/gpu-7
+    zones: [europe-west4-a]
+    subnets: {europe-west4-a: projects/host-project/regions/europe-west4/subnetworks/gpus}
+    price: 0.70
+"""
+
+
+def test_a_document_for_gcp_reads_back_as_the_same_and_is_all_in_the_request() -> None:
+    result = read_deployment(GCP_DOCUMENT)
+    assert read_deployment(write_deployment(result)) == result
+    assert result.place == ("gcp", "my-project-123")
+    kind = result.types[1]
+    wanted = json.loads(result.request(kind, "europe-west4-a", "on_demand", kind.price, "m-1"))
+    assert (wanted["accelerator"], wanted["gpus"], wanted["zone"]) == ("nvidia-tesla-t4", 2, "europe-west4-a")
+    assert (wanted["settings"], wanted["subnet"]) == (dict(result.settings), kind.subnets["europe-west4-a"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("project: my-project-123, ", "", "the project is missing"),
+        ("project: my-project-123", "project: Mine", '"Mine" is not the id of a project'),
+        ("network: gpus", "network: ''", "network is empty"),
+        ("external_ip", "external_ips", 'did you mean "external_ip"?'),
+        ('external_ip: "true"', "external_ip: maybe", '"maybe" is not true or false'),
+        ('"48"', '"0"', '"0" is not a number of hours from 1 to 2,880'),
+        ('"48"', '"2881"', '"2881" is not a number of hours from 1 to 2,880'),
+        ("name: cloud", "name: my.cloud", "which has no dots"),
+        ("hour: 40", "request_timeout: 60", "an answer of Google may take 111 seconds; make it 120 or more"),
+        ("g2-standard-8", "g5.2xlarge", '"g5.2xlarge" is not a machine type'),
+        ("    machine_image: projects/debian-cloud/global/images/family/debian-12\n", "", '"l4" has no machine_image'),
+        ("projects/debian-cloud/global/images/family/debian-12", "debian-12", '"debian-12" is not an image'),
+        ("    zones: [europe-west4-a, us-central1-b]\n    subnets: {europe-west4-a: gpus}\n", "", '"l4" has no zones'),
+        ("[europe-west4-a, us", "[Europe, us", '"Europe" is not a zone'),
+        ("{europe-west4-a: gpus}", "{europe-west4-c: gpus}", "of a subnet is not in zones"),
+        ("{europe-west4-a: gpus}", "{europe-west4-a: Gpus}", '"Gpus" is not a subnet'),
+        ("regions/europe-west4/", "regions/us-central1/", "is not in the region of europe-west4-a"),
+        ("[gpu-machine]", "[sg_0abc]", '"sg_0abc" is not a network tag'),
+        ("disk: 200Gi", "disk: 65Ti", "at most 64Ti"),
+        ("    accelerator: nvidia-tesla-t4\n", "", "n1-standard-8 has no GPUs of its own"),
+        ("instance: n1-standard-8", "instance: g2-standard-8", "GPUs are added to machine types such as n1-standard-8"),
+        ("nvidia-tesla-t4", "T4", '"T4" is not a type of GPUs'),
+        ("provider: gcp", "provider: local", "the provider local has no accelerator; remove it"),
+        ("provider: gcp", "provider: aws", "machine types of AWS have their GPUs; remove it"),
+    ],
+)
+def test_what_google_would_refuse_is_told_before(old: str, new: str, message: str) -> None:
+    assert old in GCP_DOCUMENT
+    result = problems(GCP_DOCUMENT.replace(old, new))
+    assert any(message in line for line in result), result
+
+
 def test_what_is_wrong_for_aws_is_told_with_its_line() -> None:
     text = AWS_DOCUMENT.replace("g5.2xlarge", "big").replace("Gi", "Xi").replace("sg-0abc", "web")
     assert [line.split(":")[1] for line in problems(text)] == ["10", "13", "16"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -63,7 +64,7 @@ def _set(args: argparse.Namespace) -> int:
     if args.kind == "git":
         values = {"host": args.host, "user": args.user, "token": value.strip()}
     if args.kind == "cloud":
-        values = dict(_named(line) for line in value.splitlines() if line.strip())
+        values = _cloud(value)
     saved = client().credential_save(args.name, args.kind, values, team=args.team)
     if args.json:
         print_json([saved], single=True)
@@ -85,6 +86,21 @@ def _reseal(args: argparse.Namespace) -> int:
     count = client().credentials_reseal().credentials
     print(f"Sealed with the first key: {count}. The other keys of the file can be removed.")
     return 0
+
+
+def _cloud(text: str) -> dict[str, str]:
+    """Return the values of a credential: lines NAME=VALUE, or a JSON object of texts, as Google writes keys."""
+    if not text.lstrip().startswith("{"):
+        return dict(_named(line) for line in text.splitlines() if line.strip())
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
+        raise Refused(
+            "a credential of the kind cloud that begins with { is a JSON object of texts, as Google writes it."
+        )
+    return values
 
 
 def _named(line: str) -> tuple[str, str]:

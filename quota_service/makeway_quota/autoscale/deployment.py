@@ -78,6 +78,8 @@ class MachineType:
     subnets: Mapping[str, str] = field(default_factory=dict)
     """by zone"""
     security_groups: tuple[str, ...] = ()
+    accelerator: str = ""
+    """the GPUs that are added to an instance type without any"""
 
     def price_in(self, market: Market) -> int | None:
         """Return the price of a machine in a market for an hour; None where it is not known."""
@@ -127,9 +129,10 @@ class Deployment:
 
     @property
     def place(self) -> tuple[str, ...]:
-        """Return where its machines are: the provider, and the region of one that has regions."""
-        region = self.settings.get("region") if self.provider == "aws" else None
-        return (self.provider, region) if region else (self.provider,)
+        """Return where its machines are: the provider, and the region or project in which it lists them."""
+        within = {"aws": "region", "gcp": "project"}.get(self.provider)
+        value = self.settings.get(within) if within else None
+        return (self.provider, value) if value else (self.provider,)
 
     def type(self, name: str) -> MachineType | None:
         """Return a machine type, None if the document does not name it any more."""
@@ -167,6 +170,7 @@ class Deployment:
             "disk": kind.disk,
             "subnet": kind.subnets.get(zone, ""),
             "security_groups": list(kind.security_groups),
+            "accelerator": kind.accelerator,
             "settings": dict(self.settings),
         }
         return json.dumps(request, sort_keys=True, ensure_ascii=False, separators=(",", ":"))

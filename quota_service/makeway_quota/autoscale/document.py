@@ -156,13 +156,20 @@ class TypeTable(Table):
     )
     cpu_only: Flag = Field(False, description="Hide the GPUs of its machines from jobs")
     machine_image: MaybeLabel = Field(
-        "", description="What the disk of a machine begins as; `aws`: an AMI of the region, such as ami-0abc, needed"
+        "",
+        description="What the disk of a machine begins as; `aws`: an AMI of the region, such as ami-0abc; `gcp`: "
+        "projects/P/global/images/family/F; both need one",
     )
-    disk: Mib = Field(0, description="Size of the first disk, such as 200Gi; `aws`; default: that of the machine image")
+    disk: Mib = Field(0, description="Size of the first disk, such as 200Gi; `aws`, `gcp`; default: that of its image")
     subnets: Texts = Field(
-        default_factory=dict, description="Subnet of each zone, such as {eu-central-1a: subnet-0abc}; `aws`"
+        default_factory=dict, description="Subnet of each zone, such as {eu-central-1a: subnet-0abc}; `aws`, `gcp`"
     )
-    security_groups: Many[Label] = Field((), description="Security groups of a machine, such as sg-0abc; `aws`")
+    security_groups: Many[Label] = Field(
+        (), description="`aws`: security groups of a machine, such as sg-0abc; `gcp`: its network tags"
+    )
+    accelerator: MaybeLabel = Field(
+        "", description="`gcp`: GPUs that are added to a machine of the N1 series, such as nvidia-tesla-t4"
+    )
 
 
 class DeploymentTable(Table):
@@ -171,9 +178,9 @@ class DeploymentTable(Table):
     version: Version = Field(1, description="Version of the format; 1")
     name: Name = Field(description="Name of the deployment, also the tag of its machines at the provider")
     title: Title = Field("", description="What people read")
-    provider: Literal["aws", "kubernetes", "local", "memory"] = Field(
-        description="`aws`: Amazon EC2; `kubernetes`: nodes that the cluster's own autoscaler adds; `local`: processes "
-        "of this machine, for tests and the demo; `memory`: for tests"
+    provider: Literal["aws", "gcp", "kubernetes", "local", "memory"] = Field(
+        description="`aws`: Amazon EC2; `gcp`: Google Compute Engine; `kubernetes`: nodes that the cluster's own "
+        "autoscaler adds; `local`: processes of this machine, for tests and the demo; `memory`: for tests"
     )
     settings: Annotated[Texts, AfterValidator(_no_secrets)] = Field(
         default_factory=dict, description="What the provider needs besides, such as a region; no secrets"

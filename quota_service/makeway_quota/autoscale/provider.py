@@ -47,10 +47,11 @@ class Provider(Protocol):
 
 
 class ProviderError(Exception):
-    """A call failed. `certain`: nothing was done, nor will be."""
+    """A call failed. `certain`: nothing was done, nor will be. `instance`: what may have been listed meanwhile."""
 
     failure: ClassVar[FailureClass]
     certain: ClassVar[bool] = True
+    instance: str = ""
 
 
 class StockOut(ProviderError):

@@ -383,7 +383,7 @@ def _meaning(
         return [MachineObservation("not_found", at=started)] if result is False else []
     if isinstance(result, ProviderError) and result.certain:
         busy = result.failure == "throttled"
-        return [MachineObservation("throttled" if busy else "refused", reason=result.failure)]
+        return [MachineObservation("throttled" if busy else "refused", instance=result.instance, reason=result.failure)]
     return []
 
 

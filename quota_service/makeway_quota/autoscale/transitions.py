@@ -60,7 +60,7 @@ MACHINE_EVENTS: Mapping[ObservationKind, MachineEvent] = {
     ),
     "refused": MachineEvent(
         "the provider refuses for certain; after an earlier call without an answer, an instance is looked for. Of a "
-        "machine of the cluster: its autoscaler adds no node",
+        "machine that boots: its launch failed after it was listed, or the cluster's autoscaler adds no node",
         {"requested": ("failed", "terminating"), "booting": ("booting", "terminating")},
     ),
     "throttled": MachineEvent(
@@ -177,7 +177,7 @@ def _listed(machine: Machine, seen: MachineObservation, now: float, windows: Win
 
 
 def _refused(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
-    if machine.state == "booting" and seen.instance == machine.instance:  # no answer of a call, which names none
+    if machine.state == "booting" and seen.instance == machine.instance:  # most refused calls name none
         return _enter(machine, "terminating", now, seen.reason)
     if machine.state != "requested":
         return machine

@@ -15,7 +15,8 @@ USAGE = """usage: agent.pyz --url URL --machine ID --token-file FILE [OPTION…]
   --token-file FILE     has the token with which it joins; read again by each attempt to join
   --state FOLDER        what the agent remembers, and the folders of workers (/var/lib/makeway-agent)
   --gpus N              so many virtual GPUs, instead of those that nvidia-smi shows
-  --spot file:PATH|aws  where the provider says that it takes the machine back
+  --spot file:PATH|aws|gcp
+                        where the provider says that it takes the machine back
   --container-user U:G  account in containers, by numbers; only for an agent that is root (0:0)
   --shell PATH          runs the init script (/bin/sh)
   --init-seconds N      seconds after which the init script is killed (3600)
@@ -98,8 +99,8 @@ def _check(given: dict[str, str]) -> None:
         raise WrongOptions(f"--machine {given['machine']!r} is no id of a machine")
     if given["gpus"] and not re.fullmatch(r"[0-9]{1,4}", given["gpus"]):
         raise WrongOptions(f"--gpus {given['gpus']!r} is no number of GPUs")
-    if given["spot"] not in ("", "aws") and not given["spot"].startswith("file:"):
-        raise WrongOptions(f"--spot {given['spot']!r} is neither file:PATH nor aws")
+    if given["spot"] not in ("", "aws", "gcp") and not given["spot"].startswith("file:"):
+        raise WrongOptions(f"--spot {given['spot']!r} is neither file:PATH, aws nor gcp")
     if given["container-user"] and not re.fullmatch(r"[0-9]{1,9}:[0-9]{1,9}", given["container-user"]):
         raise WrongOptions(f"--container-user {given['container-user']!r} is no UID:GID, such as 1000:1000")
     for name in ("init-seconds", "orphan-after"):

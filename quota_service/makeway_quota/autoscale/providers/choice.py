@@ -32,4 +32,11 @@ def provider_of(
         from .aws import AwsProvider
 
         return AwsProvider(deployment, installation(), secrets or {})
+    if deployment.provider == "gcp":
+        try:
+            from .gcp import GcpProvider
+        except ImportError as error:
+            needed = "google-cloud-compute beside the service: install Makeway with its extra `gcp`"
+            raise ValueError(f"The provider gcp needs {needed} ({error}).") from error
+        return GcpProvider(deployment, installation(), secrets or {})
     raise ValueError(f"There is no provider {deployment.provider!r}.")

@@ -6,7 +6,7 @@ Called when a document is read, so that nothing is refused by a cloud that can b
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...policy.issues import Loc, Problem, did_you_mean, quote
@@ -29,31 +29,56 @@ SETTINGS: Mapping[str, Sequence[Setting]] = {
             "Name of an IAM instance profile. Whatever runs on a machine has its rights; better none",
         ),
         Setting("key_pair", "Name of the key pair whose owner may log in by SSH"),
-    )
+    ),
+    "gcp": (
+        Setting("project", "Id of the project of all of its machines", required=True),
+        Setting("network", "Name of the VPC network of zones without a subnet; default: default"),
+        Setting("external_ip", "true: each machine gets an address in the internet; default: false"),
+        Setting("disk_type", "Type of the first disk, such as hyperdisk-balanced; default: pd-balanced"),
+        Setting(
+            "service_account",
+            "Address of a service account. Whatever runs on a machine has its rights; better none",
+        ),
+        Setting("max_run_hours", "Hours after which Google deletes a machine, whatever runs there; default: never"),
+    ),
 }
 """The settings of each provider; others than these take any"""
-CLOUD_FIELDS = ("machine_image", "disk", "subnets", "security_groups")
+CLOUD_FIELDS = ("machine_image", "disk", "subnets", "security_groups", "accelerator")
 REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d{1,2}")
 INSTANCE = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")
 ID = r"-[0-9a-f]{4,32}"
-MIN_REQUEST = 60.0
-"""Seconds for which a launch has to be waited for: an answer may take 50"""
+MIN_REQUEST = {"aws": 60.0, "gcp": 120.0}
+"""Seconds for which a launch has to be waited for: an answer of AWS may take 50, one of Google 111"""
+MAX_RUN_HOURS = 120 * 24
+PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
+ZONE = re.compile(r"[a-z]+(-[a-z]+)+\d+-[a-z0-9]{1,6}")
+TYPE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)+")
+GCP_NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+IMAGE = re.compile(r"projects/([a-z0-9.:-]+)/global/images/(family/)?[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+SUBNET = re.compile(r"projects/[a-z0-9.:-]+/regions/[a-z0-9-]+/subnetworks/[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+ACCOUNT = re.compile(r"[a-z0-9][a-z0-9.-]*@[a-z0-9.-]+")
 MAX_DISK = 64 * 2**20
 """MiB of a disk, at most"""
 
 
 def provider_problems(deployment: Deployment, places: Sequence[Loc]) -> Iterator[Problem]:
     """Yield what the provider of a deployment cannot do. `places`: where each machine type is in the document."""
-    kinds = list(zip(places, deployment.types, strict=True))
-    if deployment.provider != "aws":
-        for loc, kind in kinds:
-            for name in CLOUD_FIELDS:
-                if getattr(kind, name):
-                    yield (*loc, name), f"the provider {deployment.provider} has no {name}; remove it"
-        return
-    yield from _settings(deployment)
-    for loc, kind in kinds:
-        yield from _type(deployment, loc, kind)
+    of_types: dict[str, Callable[[Deployment, Loc, MachineType], Iterator[Problem]]] = {
+        "aws": _aws_type,
+        "gcp": _gcp_type,
+    }
+    of_type = of_types.get(deployment.provider, _no_cloud_type)
+    if deployment.provider in SETTINGS:
+        yield from _settings(deployment)
+        yield from _aws(deployment) if deployment.provider == "aws" else _gcp(deployment)
+    for loc, kind in zip(places, deployment.types, strict=True):
+        yield from of_type(deployment, loc, kind)
+
+
+def _no_cloud_type(deployment: Deployment, loc: Loc, kind: MachineType) -> Iterator[Problem]:
+    for name in CLOUD_FIELDS:
+        if getattr(kind, name):
+            yield (*loc, name), f"the provider {deployment.provider} has no {name}; remove it"
 
 
 def _settings(deployment: Deployment) -> Iterator[Problem]:
@@ -64,8 +89,13 @@ def _settings(deployment: Deployment) -> Iterator[Problem]:
             yield ("settings", name), message
         elif not value.strip():
             yield ("settings", name), f"{name} is empty; give it a value, or remove it"
-    if deployment.request_timeout < MIN_REQUEST:
-        yield ("request_timeout",), f"an answer of AWS may take 50 seconds; make it {MIN_REQUEST:.0f} or more"
+    least = MIN_REQUEST[deployment.provider]
+    if deployment.request_timeout < least:
+        cloud, seconds = {"aws": ("AWS", 50), "gcp": ("Google", 111)}[deployment.provider]
+        yield ("request_timeout",), f"an answer of {cloud} may take {seconds} seconds; make it {least:.0f} or more"
+
+
+def _aws(deployment: Deployment) -> Iterator[Problem]:
     region = deployment.settings.get("region")
     if region is None:
         yield ("settings",), "the region is missing; give one, such as {region: eu-central-1}"
@@ -73,7 +103,71 @@ def _settings(deployment: Deployment) -> Iterator[Problem]:
         yield ("settings", "region"), f"{quote(region)} is not a region; write one such as eu-central-1"
 
 
-def _type(deployment: Deployment, loc: Loc, kind: MachineType) -> Iterator[Problem]:
+def _gcp(deployment: Deployment) -> Iterator[Problem]:
+    settings = deployment.settings
+    if "project" not in settings:
+        yield ("settings",), "the project is missing; give its id, such as {project: my-project-123}"
+    if "." in deployment.name:
+        yield ("name",), "the name becomes a label of Google, which has no dots; write a - instead"
+    rules = {
+        "project": (PROJECT, "the id of a project; write one such as my-project-123"),
+        "network": (GCP_NAME, "the name of a network; write one such as default"),
+        "external_ip": (re.compile("true|false"), "true or false"),
+        "disk_type": (GCP_NAME, "a type of disks; write one such as pd-balanced"),
+        "service_account": (ACCOUNT, "a service account; write one such as gpu@my-project-123.iam.gserviceaccount.com"),
+        "max_run_hours": (re.compile(r"[1-9]\d{0,3}"), f"a number of hours from 1 to {MAX_RUN_HOURS:,}"),
+    }
+    for name, (pattern, expected) in rules.items():
+        value = settings.get(name, "")
+        hours = name == "max_run_hours" and value.isdecimal() and int(value) > MAX_RUN_HOURS
+        if value.strip() and (hours or not pattern.fullmatch(value)):
+            yield ("settings", name), f"{quote(value)} is not {expected}"
+
+
+def _gcp_type(deployment: Deployment, loc: Loc, kind: MachineType) -> Iterator[Problem]:
+    if not TYPE.fullmatch(kind.instance):
+        yield (*loc, "instance"), f"{quote(kind.instance)} is not a machine type; write one such as g2-standard-8"
+    if not kind.machine_image:
+        expected = "projects/debian-cloud/global/images/family/debian-12"
+        yield loc, f"the machine type {quote(kind.name)} has no machine_image; write one such as {expected}"
+    elif not IMAGE.fullmatch(kind.machine_image):
+        expected = "projects/P/global/images/NAME or projects/P/global/images/family/NAME"
+        yield (*loc, "machine_image"), f"{quote(kind.machine_image)} is not an image; write {expected}"
+    if kind.zones == ("",):
+        yield loc, f"the machine type {quote(kind.name)} has no zones; name them, such as [europe-west4-a]"
+    for zone in kind.zones:
+        if zone and not ZONE.fullmatch(zone):
+            yield (*loc, "zones"), f"{quote(zone)} is not a zone; write one such as europe-west4-a"
+    yield from _gcp_network(loc, kind)
+    if kind.disk > MAX_DISK:
+        yield (*loc, "disk"), "a disk has at most 64Ti; make it smaller"
+    if kind.accelerator and (not kind.instance.startswith("n1-") or not kind.gpus):
+        message = "GPUs are added to machine types such as n1-standard-8 only, as many as gpus says; remove it"
+        yield (*loc, "accelerator"), message
+    elif kind.accelerator and not GCP_NAME.fullmatch(kind.accelerator):
+        yield (
+            (*loc, "accelerator"),
+            f"{quote(kind.accelerator)} is not a type of GPUs; write one such as nvidia-tesla-t4",
+        )
+    elif kind.gpus and not kind.accelerator and kind.instance.startswith("n1-"):
+        yield loc, f"{kind.instance} has no GPUs of its own; name them with accelerator, such as nvidia-tesla-t4"
+
+
+def _gcp_network(loc: Loc, kind: MachineType) -> Iterator[Problem]:
+    for zone, subnet in kind.subnets.items():
+        if zone not in kind.zones:
+            yield (*loc, "subnets"), f"the zone {quote(zone)} of a subnet is not in zones; add it there"
+        if not (SUBNET if "/" in subnet else GCP_NAME).fullmatch(subnet):
+            expected = "its name, or projects/P/regions/R/subnetworks/NAME"
+            yield (*loc, "subnets"), f"{quote(subnet)} is not a subnet; write {expected}"
+        elif "/" in subnet and subnet.split("/")[3] != zone.rpartition("-")[0]:
+            yield (*loc, "subnets"), f"{quote(subnet)} is not in the region of {zone}; name one that is"
+    for tag in kind.security_groups:
+        if not GCP_NAME.fullmatch(tag):
+            yield (*loc, "security_groups"), f"{quote(tag)} is not a network tag; write one such as gpu-machines"
+
+
+def _aws_type(deployment: Deployment, loc: Loc, kind: MachineType) -> Iterator[Problem]:
     if not INSTANCE.fullmatch(kind.instance):
         yield (*loc, "instance"), f"{quote(kind.instance)} is not an instance type; write one such as g5.2xlarge"
     if not kind.machine_image:
@@ -89,6 +183,8 @@ def _type(deployment: Deployment, loc: Loc, kind: MachineType) -> Iterator[Probl
         if zone and REGION.fullmatch(region) and not zone.startswith(region):
             message = f"{quote(zone)} is not a zone of {region}; write one such as {region}a"
             yield (*loc, "zones"), message
+    if kind.accelerator:
+        yield (*loc, "accelerator"), "machine types of AWS have their GPUs; remove it"
     for zone in kind.subnets:
         if zone not in kind.zones:
             yield (*loc, "subnets"), f"the zone {quote(zone)} of a subnet is not in zones; add it there"

@@ -32,7 +32,7 @@ log = logging.getLogger("makeway.credentials")
 GIT_FILE = "git-credentials"
 """The file of jobs that has what Git sends to its servers; Git's own program `credential-store` reads it"""
 NEEDED = {GIT: ("host", "token", "user"), FILE: ("content",)}
-KEY = re.compile(r"[a-z][a-z_]{0,63}")
+KEY = re.compile(r"[a-z][a-z0-9_]{0,63}")
 HOST = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|[A-Za-z0-9.-]+(:[0-9]{1,5})?")
 
 
