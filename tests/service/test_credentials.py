@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import subprocess
 import threading
@@ -266,6 +267,28 @@ async def test_the_command_line_sets_lists_and_deletes_without_showing_a_value(
         assert message == "repositories is set: all jobs get it from their next attempt on.\n"
         message = await run("list")
         assert "repositories  git   all" in message
+        key = {"type": "service_account", "private_key": f"-----BEGIN\n{TOKEN}\n", "client_x509_cert_url": "u"}
+        (tmp_path / "key.json").write_text(json.dumps(key, indent=2))
+        message += await run("set", "google", "--kind", "cloud", "--file", str(tmp_path / "key.json"))
+        kept = service.run.service.services.credentials
+        assert kept._context.store.secrets.cloud(kept._keys, "google") == key
+        for text in ('{"private_key": {"nested": "value"}}', "{ not JSON"):
+            (tmp_path / "key.json").write_text(text)
+            command = [
+                "autoscaler",
+                "credentials",
+                "set",
+                "google",
+                "--kind",
+                "cloud",
+                "--file",
+                str(tmp_path / "key.json"),
+            ]
+            assert await asyncio.to_thread(main, command) == 1
+            refused = capsys.readouterr().err
+            assert "is a JSON object of texts" in refused
+            assert "value" not in refused
+        assert await run("delete", "google") == "google is deleted.\n"
         assert await run("delete", "repositories") == "repositories is deleted.\n"
         assert await run("list") == "There are no credentials.\n"
         assert shown(tmp_path / "site", message) == []
