@@ -48,7 +48,10 @@ def random_world(random: Random) -> World:
     )
     for name in ("p", "q")[: random.randint(1, 2)]:
         world.pool(
-            name, random.randint(1, 3), random.choice([2, 4, 8]), strategy=random.choice(["pack", "pack", "spread"])
+            name,
+            random.randint(1, 3),
+            random.choice([2, 4, 8]),
+            strategy=random.choice(["pack", "pack", "spread", "fill"]),
         )
         if random.random() < 0.15:
             world.pools[name] = replace(world.pools[name], capacity=milli(random.randint(2, 12)))

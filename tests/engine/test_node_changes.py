@@ -193,7 +193,7 @@ def test_a_node_of_a_pool_that_the_snapshot_does_not_name_rebuilds_the_cluster()
 
 
 @pytest.mark.covers("F13")
-@pytest.mark.parametrize("strategy", ["pack", "spread"])
+@pytest.mark.parametrize("strategy", ["pack", "spread", "fill"])
 def test_a_workload_is_not_placed_on_a_node_that_it_avoids(strategy: str) -> None:
     world = World().pool("p", nodes=3, gpus=2, strategy=strategy).team("a", reserved=6).profile("one", 1)
     world.profile("gang", 1, workers=3)

@@ -36,7 +36,7 @@ def two_backends(engine: str = "fast", **second: int) -> World:
 @pytest.mark.covers("F13")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("profile", ["none", "half", "one", "two"])
-@pytest.mark.parametrize("strategy", ["pack", "spread"])
+@pytest.mark.parametrize("strategy", ["pack", "spread", "fill"])
 @pytest.mark.parametrize("preemptible", [None, True])
 def test_a_notebook_starts_where_sessions_run(
     engine: str, profile: str, strategy: str, preemptible: bool | None

@@ -71,7 +71,7 @@ some_pools = one_of(
     resource=st.sampled_from(["nvidia.com/gpu", "nvidia.com/mig-1g.5gb"]),
     capacity=st.none() | milli,
     kind=st.sampled_from(["static", "autoscaled"]),
-    strategy=st.sampled_from(["pack", "spread"]),
+    strategy=st.sampled_from(["pack", "spread", "fill"]),
     profiles=many(names),
     consolidation=st.booleans(),
     max_nodes=st.integers(0, 100_000),
@@ -285,6 +285,7 @@ def test_the_models_have_the_defaults_of_the_engine() -> None:
         (models.FileWorkload, Workload),
     ]
     set_by_read = {("DocumentProfile", "gpus"), ("DocumentProfile", "policies")}
+    set_by_read |= {("DocumentPool", "strategy"), ("FilePool", "strategy")}
     for table, record in pairs:
         shared = [field for field in fields(record) if field.name in table.model_fields]
         assert len(shared) >= 4, table

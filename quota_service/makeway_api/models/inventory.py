@@ -56,7 +56,7 @@ class Pool(Wire):
     name: str
     kind: Literal["static", "autoscaled"] = "static"
     resource: str = "nvidia.com/gpu"
-    strategy: Literal["pack", "spread"] = "pack"
+    strategy: Literal["pack", "spread", "fill"] = "pack"
     capacity: float | None = None
     virtual: bool = False
     total: float = 0

@@ -17,6 +17,9 @@ Kind = Literal["session", "job"]
 State = Literal["pending", "starting", "running", "checkpointing", "succeeded", "failed", "cancelled", "stopped"]
 Weight = Literal["None", "Lowest", "Low", "Medium", "High"]
 
+Strategy = Literal["pack", "spread", "fill"]
+"""Where work goes among the nodes of a pool with room: where free GPUs stay useful, to the emptiest, to the fullest"""
+
 WEIGHTS: Mapping[Weight, int] = {"None": 0, "Lowest": 0, "Low": 1, "Medium": 2, "High": 3}
 PRIORITIES: Mapping[str, int] = {"low": -1, "normal": 0, "high": 1}
 ADMITTED: frozenset[str] = frozenset({"starting", "running", "checkpointing"})
@@ -62,7 +65,7 @@ class Pool:
     resource: str = "nvidia.com/gpu"
     capacity: int | None = None
     kind: Literal["static", "autoscaled"] = "static"
-    strategy: Literal["pack", "spread"] = "pack"
+    strategy: Strategy = "pack"
     profiles: tuple[str, ...] = ()
     consolidation: bool = True
     max_nodes: int = 0

@@ -6,11 +6,11 @@ Defaults are those of the engine's dataclasses. What relates one value to anothe
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import AfterValidator, Field, PlainSerializer, StringConstraints, WrapValidator
 
-from ..engine.snapshot import Kind, QuotaLine, Weight
+from ..engine.snapshot import Kind, Pool, QuotaLine, Strategy, Weight
 from .document import Image, Volume
 from .issues import quote
 from .pod_template import folder_problem, path_problem, plain_values, template_problems
@@ -33,6 +33,7 @@ from .quantities import (
 )
 from .tables import Many, Table, Texts, problem
 
+T = TypeVar("T")
 KINDS: tuple[Kind, ...] = get_args(Kind)
 VOLUME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -111,19 +112,35 @@ class SettingsTable(Table):
 
 
 class PoolTable(Table):
-    """A pool as the engine knows it."""
+    """A pool as the engine knows it; without a `strategy`, one that grows fills its machines, so that others empty."""
 
     name: Name
     resource: Title = "nvidia.com/gpu"
     capacity: Gpus | None = None
     kind: Literal["static", "autoscaled"] = "static"
-    strategy: Literal["pack", "spread"] = "pack"
+    strategy: Strategy | None = None
     profiles: Many[Name] = ()
     consolidation: Flag = True
     max_nodes: Annotated[int, count("nodes", 100_000)] = 0
     node_gpus: Annotated[int, count("GPUs", 1024)] = 0
     node_cpu: Cores = 0
     node_memory: Mib = 0
+
+    @property
+    def _usual_strategy(self) -> Strategy:
+        return "fill" if self.kind == "autoscaled" else "pack"
+
+    def as_value(self, kind: type[T], **computed: Any) -> T:
+        """Return a dataclass with the values that both have, and the `computed` ones."""
+        chosen = {"strategy": self.strategy or self._usual_strategy} if kind is Pool else {}
+        return super().as_value(kind, **chosen | computed)
+
+    @classmethod
+    def of(cls, *values: object, **computed: Any) -> Self:
+        """Return the table of some dataclasses; a strategy that is the usual one is left out."""
+        table = super().of(*values, **computed)
+        usual = table.strategy == table._usual_strategy
+        return table.model_copy(update={"strategy": None}) if usual else table
 
 
 class ProfileTable(Table):

@@ -19,7 +19,8 @@ def find(pool: PoolState, need: Need, in_future: bool = False) -> tuple[WorkerPl
     """Return a placement in a pool for `min_workers` workers, now or `in_future`; empty if there is none.
 
     `pack` keeps free GPUs as useful as possible for the mix of work that the pool serves (packing.py), `spread` takes
-    the node with the most free GPUs; ties go to the name. A gang gets as few nodes as possible, all of it or nothing.
+    the node with the most free GPUs, `fill` the one with the fewest, so that others empty; ties go to the name. A gang
+    gets as few nodes as possible, all of it or nothing.
     """
     parts = _find(pool, need, in_future, None)
     if need.only_spare and parts:
@@ -81,7 +82,7 @@ def _one(pool: PoolState, need: Need, in_future: bool, spare: Spare | None) -> N
         return _shared(pool, need, in_future)
     buckets = pool.by_future if in_future else pool.by_free
     sizes = range(need.whole_devices, len(buckets))
-    for size in sizes if pool.pool.strategy == "pack" else reversed(sizes):
+    for size in reversed(sizes) if pool.pool.strategy == "spread" else sizes:
         for position in buckets[size]:
             node = pool.nodes[position]
             if node.suits(need) and _workers(node, need, in_future, spare):
@@ -97,7 +98,7 @@ def _shared(pool: PoolState, need: Need, in_future: bool) -> NodeState | None:
             continue
         free = min(f for f in (node.future if in_future else node.free) if f >= need.gpus)
         whole = node.whole_future if in_future else node.whole_free
-        key = (free, whole if pool.pool.strategy == "pack" else -whole, node.position)
+        key = (free, -whole if pool.pool.strategy == "spread" else whole, node.position)
         if best is None or key < best:
             best = key
     return pool.nodes[best[2]] if best else None

@@ -21,8 +21,8 @@ def find(cluster: Cluster, pool: str, need: Need, in_future: bool = False) -> tu
     """Return a placement for `min_workers` workers, on what is free now or in the future; empty if there is none.
 
     The strategy `pack` keeps free GPUs as useful as possible to the pool's mix of workloads (packing.py); with
-    `in_future`, it takes the node with the fewest free whole devices. `spread` takes the node with the most. A gang
-    gets as few nodes as possible, and is placed as a whole or not at all.
+    `in_future`, it takes the node with the fewest free whole devices. `fill` always does. `spread` takes the node with
+    the most. A gang gets as few nodes as possible, and is placed as a whole or not at all.
     """
     parts = _find(cluster, pool, need, in_future, None)
     if need.only_spare and parts and not spares(cluster, pool, need, parts, in_future):
@@ -33,13 +33,13 @@ def find(cluster: Cluster, pool: str, need: Need, in_future: bool = False) -> tu
 def _find(cluster: Cluster, pool: str, need: Need, in_future: bool, limit: Limit | None) -> tuple[WorkerPlacement, ...]:
     """Return a placement; with a `limit`, at most so many workers on each node."""
     room = {name: cluster.remaining(name, in_future) for name in cluster.nodes_of(pool) if cluster.usable(name)}
-    pack = cluster.pools[pool].strategy == "pack"
+    strategy = cluster.pools[pool].strategy
     if need.min_workers > 1:
         chosen = _gang(cluster, room, need, in_future, limit)
-    elif pack and not in_future and not need.avoid and (mix := _mix(cluster, pool)):
+    elif strategy == "pack" and not in_future and not need.avoid and (mix := _mix(cluster, pool)):
         return _packed(cluster, room, need, mix, limit)
     else:
-        name = _one(cluster, room, need, pack, limit)
+        name = _one(cluster, room, need, strategy != "spread", limit)
         chosen = [(name, 1)] if name else []
     parts: list[WorkerPlacement] = []
     for name, many in chosen:
@@ -62,13 +62,13 @@ def _able(cluster: Cluster, room: Room, need: Need, limit: Limit | None) -> dict
     return {name: count for name, count in able.items() if count}
 
 
-def _one(cluster: Cluster, room: Room, need: Need, pack: bool, limit: Limit | None) -> str | None:
+def _one(cluster: Cluster, room: Room, need: Need, fullest: bool, limit: Limit | None) -> str | None:
     order = {name: at for at, name in enumerate(room)}
 
     def key(name: str) -> tuple[int, int, int]:
         free = room[name]
         best = min((milli for milli in free.devices if milli >= need.gpus), default=0) if 0 < need.gpus < GPU else 0
-        return best, free.whole if pack else -free.whole, order[name]
+        return best, free.whole if fullest else -free.whole, order[name]
 
     return min(_able(cluster, room, need, limit), key=key, default=None)
 
