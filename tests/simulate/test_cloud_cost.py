@@ -1,0 +1,52 @@
+"""The benchmark of machines that come and go: its bound by hand, and a small workload through the same code."""
+
+from __future__ import annotations
+
+import random
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+from makeway_quota.engine.snapshot import GPU, Pool, Profile
+from makeway_quota.simulate.trace import Arrival
+
+from benchmarks.cloud_cost import MACHINE, POOL, TEAM, CloudRun, Point, bound, picture, play
+
+
+def task(name: str, gpus: int, submit: float, seconds: float) -> tuple[Arrival, Profile]:
+    profile = Profile(f"g{gpus}", gpus * GPU, pools=(POOL,), policies=((TEAM,),), grace=60.0)
+    return Arrival(name, TEAM, gpus * GPU, submit, seconds, TEAM, profile.name), profile
+
+
+def small(seed: int = 7, count: int = 300) -> list[tuple[Arrival, Profile]]:
+    """Return tasks of one to eight GPUs, a few at a time, whose durations differ as much as those of the trace."""
+    chance = random.Random(seed)
+    sizes = (1, 1, 1, 1, 1, 1, 2, 2, 4, 8)
+    return [
+        task(f"t{at:03}", chance.choice(sizes), 600.0 * at + chance.uniform(0, 600), chance.lognormvariate(8, 1.2))
+        for at in range(count)
+    ]
+
+
+def test_the_bound_is_what_is_worked_out_by_hand() -> None:
+    """Eight GPUs for an hour, and one more from half of it on: one machine, two of them, one again."""
+    work = [task("a", 8, 0, 3600), task("b", 1, 1800, 3600)]
+    assert bound(arrival for arrival, _ in work) == 2.0
+
+
+@pytest.mark.slow
+def test_filling_machines_costs_less_than_packing_for_large_work_and_a_longer_idle_timeout_more() -> None:
+    work = small()
+    least = bound(arrival for arrival, _ in work)
+
+    def cost(strategy: Literal["pack", "fill"], idle: float) -> CloudRun:
+        run = play(work, Pool(POOL, kind="autoscaled", strategy=strategy), replace(MACHINE, idle_timeout=idle))
+        assert run.hours > least
+        return run
+
+    short, usual, packed = cost("fill", 0.0), cost("fill", 600.0), cost("pack", 600.0)
+    assert short.hours < usual.hours < packed.hours
+    assert short.wait_mean > usual.wait_mean
+    drawing = ET.fromstring(picture([Point("fill", 0.0, least, short), Point("fill", 600.0, least, usual)]))
+    assert "10 min" in [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
