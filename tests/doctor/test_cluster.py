@@ -145,6 +145,15 @@ async def findings(server: Server, policy: str | None = POLICY, **changes: Any) 
     return await examine(ClusterAccess(Client(server), settings(**changes), document, time.time), [], 10.0)
 
 
+async def test_the_records_of_machines_need_a_right_only_where_the_cluster_adds_nodes() -> None:
+    server = Server()
+    before = await findings(server)
+    denying(("configmaps", "update"), ("configmaps", "delete"))(server)
+    assert await findings(server) == before, "no deployment launches nodes here"
+    (right,) = [one for one in await findings(server, placeholder_class="low") if one.check == "rights"]
+    assert "may not update, delete configmaps: deployments of nodes launch none" in right.what
+
+
 async def test_the_account_of_the_hub_need_not_see_nodes() -> None:
     server = Server()
     server.objects |= {NODES: 403, "/api/v1/namespaces/makeway/resourcequotas": {"items": []}}

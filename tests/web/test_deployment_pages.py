@@ -155,6 +155,30 @@ async def test_what_is_wrong_is_shown_beside_its_field_and_nothing_is_lost(web: 
     assert "the name is missing" in html.unescape(page.partition('<div id="e-name"')[2].partition("</div>")[0])
 
 
+async def test_a_key_that_was_typed_twice_is_refused_and_kept(web: Portal) -> None:
+    browser = await web.browser("root")
+    twice = "region: eu-1\nregion: eu-2"
+    sent = fields(check(await browser.get(FORM))) | {"action": "save", "f.settings": twice}
+    page = check(await browser.post(FORM, data=sent), 422)
+    assert 'the key "region" comes twice' in html.unescape(words(page))
+    assert fields(page)["f.settings"] == twice
+
+
+async def test_the_marks_of_wrong_fields_stay_when_a_machine_type_is_added_or_removed(web: Portal) -> None:
+    browser = await web.browser("root")
+    sent = fields(check(await browser.get(FORM)))
+    more = check(await browser.post(FORM, data=sent | {"f.hour": "3,50", "action": "add:machine_types"}))
+    assert "invalid-feedback" not in more, "nothing was checked yet"
+    wrong = check(await browser.post(FORM, data=sent | {"f.hour": "3,50", "action": "validate"}), 422)
+    more = check(await browser.post(FORM, data=fields(wrong) | {"action": "add:machine_types"}))
+    assert re.findall(r'id="e-([^"]+)" class="invalid-feedback"', more) == ["hour"], "the new type is not marked yet"
+    assert "f.machine_types.1.name" in fields(more)
+    less = check(await browser.post(FORM, data=fields(more) | {"action": "remove:machine_types.1"}))
+    assert re.findall(r'id="e-([^"]+)" class="invalid-feedback"', less) == ["hour"]
+    mended = fields(less) | {"f.hour": "3.50", "action": "add:machine_types"}
+    assert "invalid-feedback" not in check(await browser.post(FORM, data=mended))
+
+
 @pytest.mark.covers("F58", "F57")
 async def test_fields_and_documents_are_the_same_both_ways(web: Portal) -> None:
     browser, root = await web.browser("root"), web.as_("root")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from autoscale.fleet import machine
 from makeway_quota import metrics
 from makeway_quota.autoscale.backoff import LaunchBackoff
 from makeway_quota.autoscale.step import MachineChanges
+from makeway_quota.services import Caller
 from makeway_quota.store.store import Store
 from web.portal import API, PREFIX, Portal
 
@@ -351,3 +353,20 @@ async def test_further_deployments_are_one_series_together(monkeypatch: pytest.M
     assert 'makeway_machines{deployment="other",state="requested",type="g2"} 3.0' in text
     assert 'deployment="d2"' not in text
     metrics.show_deployments([], 0.0)
+
+
+async def test_all_open_pages_share_one_reading_of_what_has_changed(
+    web: Portal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, readings = store_of(web).machine_log, list[object]()
+    read = log.mark
+
+    def counted() -> object:
+        readings.append(read())
+        return readings[-1]
+
+    monkeypatch.setattr(log, "mark", counted)
+    root = Caller("root", admin=True)
+    marks = await asyncio.gather(*(web.services.machines.mark(root) for _ in range(50)))
+    assert len(readings) == 1
+    assert set(marks) == {readings[0]}

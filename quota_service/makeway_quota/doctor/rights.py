@@ -49,6 +49,10 @@ TEMPLATES = Right("resource.k8s.io", "resourceclaimtemplates", ("get",), without
 """Where a profile's pod template has claims, besides"""
 HOMES = Right("", "persistentvolumeclaims", ("get",), without="jobs have no home")
 """With a claim of homes (`jobs.home` of the chart) besides"""
+MACHINES = Right(
+    "", "configmaps", ("create", "get", "list", "update", "delete"), without="deployments of nodes launch none"
+)
+"""With a priority class of placeholders (`clusterAutoscaler.enabled` of the chart) besides"""
 HUB = (
     Right("", "pods", ("get", "list", "watch", "create", "delete")),
     Right("", "persistentvolumeclaims", ("get", "create", "delete")),
@@ -63,6 +67,7 @@ async def check_rights(cluster: ClusterAccess) -> Iterable[Finding]:
         wanted = list(HUB)
     else:
         wanted = [*SERVICE, *([HOMES] if cluster.settings.home_claim else [])]
+        wanted += [MACHINES] if cluster.settings.placeholder_class else ()
         wanted += DEVICES if await _counts_devices(cluster) else ()
         wanted += [TEMPLATES] if _has_claims(cluster) else ()
     return [finding for right in wanted if (finding := await _denied(cluster, right))]

@@ -14,7 +14,7 @@ FactValues = Mapping[str, Any]
 REASONS: Mapping[str, str] = {
     "launched": "The provider has an instance for it, which boots.",
     "joined": "Its agent has joined, and runs the init script.",
-    "ready": "Its init script ended well, and its GPUs are there.",
+    "ready": "Its init script ended well, and it has what its type promises.",
     "needed": "It was draining, and work needs it again.",
     "heard_again": "Its agent reports again.",
     "silent": "Its agent sends no reports.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -26,7 +27,7 @@ HISTORY = 200
 WINDOW = 3600.0
 """Seconds of the lines of machines by state"""
 STEP = 10.0
-"""Seconds within which only the last change is a point of these lines"""
+"""Seconds within which only the last change, and the one with the most machines before it, are points of these lines"""
 MARK_SECONDS = 1.0
 """Seconds for which all streams share a mark"""
 LINES: Mapping[str, str] = {
@@ -46,12 +47,15 @@ class MachineService:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._mark: tuple[float, Hashable] = (float("-inf"), None)
+        self._reading = asyncio.Lock()
 
     async def mark(self, caller: Caller) -> Hashable:
         """Return a value that is another one when what the pages of deployments show has changed; for their streams."""
         only_administrators(caller)
-        if time.monotonic() - self._mark[0] >= MARK_SECONDS:
-            self._mark = (time.monotonic(), await self._context.call(self._context.store.machine_log.mark))
+        async with self._reading:  # all open pages wait for one reading
+            if time.monotonic() - self._mark[0] >= MARK_SECONDS:
+                mark = await self._context.call(self._context.store.machine_log.mark)
+                self._mark = (time.monotonic(), mark)
         return self._mark[1]
 
     async def timeline(self, caller: Caller, deployment: str) -> Timeline:
@@ -174,10 +178,11 @@ def timeline(history: StateHistory, live: Sequence[Machine]) -> Timeline:
     for when_changed, machine, state in history.changes:
         states[machine] = state
         point = max(points[-1][0], when_changed), _counted(states)
-        if len(points) > 1 and point[0] // STEP == points[-1][0] // STEP:
-            points[-1] = point
-        else:
-            points.append(point)
+        if [len(points) > 1 and one[0] // STEP == point[0] // STEP for one in points[-2:]] == [True, True]:
+            last = points.pop()
+            if last[1].total() > points[-1][1].total():
+                points[-1] = last
+        points.append(point)
     result: dict[str, list[float]] = {"at": [round(moment, 1) for moment, _ in points]}
     return result | {name: [counts[name] for _, counts in points] for name in dict.fromkeys(LINES.values())}
 

@@ -20,7 +20,7 @@ from ..login.auth import Authenticator, Visitor, may, refusal
 from ..login.confirmations import confirmation, confirms
 from ..settings import WebSettings
 from .access import PageVisitor
-from .forms.deployment_fields import NOT_OFFERED, Values, document_of, edited, form_of, typed_values, values_of
+from .forms.deployment_fields import NOT_OFFERED, Values, document_of, edited, form_of, is_at, typed_values, values_of
 from .render import page, part
 
 router = APIRouter(include_in_schema=False)
@@ -86,6 +86,7 @@ async def save(
     mode: Annotated[str, Form(pattern="^(yaml|fields)$")] = "yaml",
     action: Annotated[str, Form(pattern=ACTIONS)] = "validate",
     confirmed: Annotated[str, Form(alias="confirmation", max_length=2000)] = "",
+    marked: Annotated[bool, Form()] = False,
 ) -> Response:
     """Check a document or save it, as fields or as YAML; what was typed is never lost.
 
@@ -98,7 +99,9 @@ async def save(
     if action == "yaml":
         return await _form(request, visitor, _Typed(typed.text), **known)
     if action not in ("validate", "save", "fields"):
-        return await _form(request, visitor, _Typed(text, edited(typed.values or {}, action)), **known)
+        values = edited(typed.values or {}, action)
+        marks = await _marks(services, visitor, values, typed.values or {}) if marked else None
+        return await _form(request, visitor, _Typed(text, values), check=marks, **known)
     check = await services.deployments.validate(visitor.caller, typed.text)
     if action == "fields":
         typed = _Typed(typed.text, values_of(typed.text))
@@ -172,6 +175,14 @@ async def act(
     verb = {"pause": service.pause, "resume": service.resume, "delete": service.delete}[action]
     await verb(visitor.caller, name)
     return _to(request, name)
+
+
+async def _marks(services: Services, visitor: Visitor, values: Values, before: Values) -> PolicyCheck | None:
+    """Return what is wrong with fields that were there before a table was added or removed; None for nothing."""
+    check = await services.deployments.validate(visitor.caller, document_of(values))
+    new = {name: "" for name in values if name not in before}
+    marks = [issue for issue in check.issues if not new or not is_at(issue, values, new)]
+    return check.model_copy(update={"issues": marks}) if marks else None
 
 
 class _Typed(NamedTuple):

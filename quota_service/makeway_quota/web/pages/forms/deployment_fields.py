@@ -8,7 +8,7 @@ its default. A document with anything that no field has is edited as YAML alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType
@@ -209,7 +209,7 @@ def _typed(kind: Kind, typed: str) -> Any:
         return [part.strip() for part in typed.split(",") if part.strip()]
     if kind == "lines":
         pairs = [line.partition(":") for line in typed.split("\n") if line.strip()]
-        return {key.strip(): value.strip() for key, _, value in pairs}
+        return _Pairs((key.strip(), value.strip()) for key, _, value in pairs)
     return typed.strip() if kind == "text" or typed.strip() in NULLS else _Bare(typed.strip())
 
 
@@ -233,6 +233,11 @@ def edited(values: Values, action: str) -> Values:
         return values
     table = ScheduleTable if match[1] else TypeTable
     return {**values, **{f"{place}.{number}.{shape.key}": "" for shape in shapes(table)}}
+
+
+def is_at(issue: PolicyIssue, values: Values, fields: Container[str]) -> bool:
+    """Whether what is wrong is at one of some fields."""
+    return _field_at(issue.where, dict(_places(values))) in fields
 
 
 def form_of(values: Values, issues: Iterable[PolicyIssue] = ()) -> tuple[FormTable, list[PolicyIssue]]:
@@ -293,8 +298,16 @@ class _Bare(str):
     """What is written without quotation marks where YAML allows it: a number, or what was typed in the place of one."""
 
 
+class _Pairs(tuple[tuple[str, str], ...]):
+    """Keys and values as they were typed: a key that was typed twice is written twice, and refused by the reader."""
+
+
 class _Dumper(yaml.SafeDumper):
     """Writes texts of many lines as blocks, and what is bare without quotation marks."""
+
+
+def _pairs(dumper: yaml.SafeDumper, value: _Pairs) -> yaml.Node:
+    return dumper.represent_mapping("tag:yaml.org,2002:map", value)
 
 
 def _bare(dumper: yaml.SafeDumper, value: _Bare) -> yaml.Node:
@@ -307,4 +320,5 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
 
 
 _Dumper.add_representer(_Bare, _bare)
+_Dumper.add_representer(_Pairs, _pairs)
 _Dumper.add_representer(str, _text)
