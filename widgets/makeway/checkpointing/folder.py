@@ -169,7 +169,8 @@ class Folder:
 
     def _drop(self, keep: int) -> None:
         """Remove what is older than the newest complete checkpoints; none that is half removed looks complete."""
-        found, complete = self._all(), self.complete()
+        found = self._all()  # once: other processes may add to it
+        complete = [path for path in found if not _damage(path)]
         for old in found[: found.index(complete[-keep])] if len(complete) >= keep else []:
             removed = self.home / f"{_REMOVED}{old.name}-{time.time_ns()}"
             with contextlib.suppress(OSError):
