@@ -399,6 +399,25 @@ def test_a_damaged_checkpoint_takes_the_place_of_no_whole_one(job: ModuleType) -
     assert sorted(os.listdir(job.dir)) == ["step-000003", "step-000004"]
 
 
+def test_two_ranks_that_save_a_step_at_one_moment_both_keep_it(
+    job: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = os.rename
+
+    def second(source: Path, target: Path) -> None:
+        if not target.exists():  # another rank is faster by a moment
+            target.mkdir()
+            (target / "weights-0").write_text("whole")
+            monkeypatch.setattr(os, "rename", rename)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", second)
+    with job.saving(7) as folder:
+        (folder / "weights-2").write_text("whole")
+    assert sorted(path.name for path in job.dir.glob("step-*/weights*")) == ["weights-0", "weights-2"]
+    assert job.latest().name == "step-000007-r1"
+
+
 def test_the_only_checkpoint_is_not_passed_over_where_it_is_damaged(job: ModuleType) -> None:
     state = Sum()
     state.train(job.loop(3, state.save, state.load))

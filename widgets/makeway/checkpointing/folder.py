@@ -163,7 +163,16 @@ class Folder:
         """Rename a checkpoint to its final name; a step saved again gets a revision, and the first one stays."""
         _write_sizes(partial)
         names = (f"step-{step:06d}-r{revision}" if revision else f"step-{step:06d}" for revision in count())
-        os.rename(partial, next(self.home / name for name in names if not (self.home / name).exists()))
+        for name in names:
+            if (self.home / name).exists():
+                continue
+            try:
+                os.rename(partial, self.home / name)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another rank took the name in between
+                    raise
+            else:
+                break
         _flush(self.home)
         self._drop(keep)
 
