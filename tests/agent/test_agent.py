@@ -370,7 +370,7 @@ def test_a_spot_notice_is_reported_with_its_deadline(machine: TestMachine, servi
 def test_wrong_options_are_told_with_what_is_expected(machine: TestMachine) -> None:
     for words, complaint in (
         (("--gpus", "many"), "--gpus 'many' is no number of GPUs"),
-        (("--spot", "gcp"), "--spot 'gcp' is neither"),
+        (("--spot", "azure"), "--spot 'azure' is neither"),
         (("--wrong",), "there is no option --wrong"),
         (("--state",), "--state needs a value"),
         (("--url", "ftp://x"), "is no address"),
