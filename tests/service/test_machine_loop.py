@@ -26,6 +26,7 @@ from makeway_quota.control.machines.machine_loop import MachineLoop
 from makeway_quota.quarantine import Quarantine
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.errors import NotLeading
+from sqlalchemy import event
 
 DOCUMENT = """
 version: 1
@@ -481,6 +482,95 @@ async def test_a_deployment_is_not_gone_while_a_launch_hangs(world: World) -> No
     assert len(provider.instances) == 1
     assert not provider.running()
     assert world.store.deployments.read("cloud") is None
+
+
+async def test_documents_are_read_only_where_one_has_changed(world: World) -> None:
+    world.deploy("one")
+    world.deploy("two")
+    await world.turn()
+    read = list[str]()
+
+    def heard(connection: object, cursor: object, statement: str, *_: object) -> None:
+        read.extend(["documents"] if "deployments.document" in statement else [])
+
+    event.listen(world.store._database.engine, "before_cursor_execute", heard)
+    try:
+        for _ in range(3):
+            await world.turn()
+        assert read == []
+        world.deploy("two", machines=1, version=1)
+        read.clear()
+        await world.turn()
+        assert read == ["documents"]
+        assert world.loop._drivers["two"].deployment.types[0].max_machines == 1
+        await world.turn()
+        assert read == ["documents"]
+    finally:
+        event.remove(world.store._database.engine, "before_cursor_execute", heard)
+
+
+async def _replaced(world: World) -> tuple[World, SlowProvider]:
+    """Return a new leader whose calls do not hang, and the provider in which a launch of the one before still does.
+
+    The cloud has forgotten the tokens of launches when that one goes on.
+    """
+    hanging = await _with_a_launch_that_hangs(world, late=True)
+    await asyncio.sleep(0.1)
+    hanging.ignores_tokens = True
+    quick = MemoryProvider(lambda: world.now, hanging.instances, ignores_tokens=True, _numbers=hanging._numbers)
+    return World(world.store, world.now, providers={"cloud": quick}), hanging
+
+
+async def _launched_late(world: World, hanging: SlowProvider) -> str:
+    """Release the launch of the replaced leader; return the instance that it makes."""
+    before = hanging.instances.keys() | set()
+    hanging.released.set()
+    for driver in world.loop._drivers.values():
+        while driver._tasks:
+            await asyncio.gather(*driver._tasks, return_exceptions=True)
+    [late] = hanging.instances.keys() - before
+    assert late in hanging.running()
+    return late
+
+
+async def test_an_instance_that_a_replaced_leader_launches_after_its_machine_is_gone_is_ended(world: World) -> None:
+    second, hanging = await _replaced(world)
+    try:
+        while second.rows:
+            await _both(world, second)
+            assert second.now < START + 3600
+    finally:
+        late = await _launched_late(world, hanging)
+    for _ in range(30):
+        await _both(world, second)
+    assert late not in hanging.running()
+    assert second.rows == []
+
+
+async def test_an_instance_that_a_replaced_leader_launches_for_a_machine_that_has_one_is_ended(world: World) -> None:
+    second, hanging = await _replaced(world)
+    try:
+        while "ready" not in second.states():
+            await _both(world, second, "job-1")
+            for row in second.rows:
+                second.report(row)
+            assert second.now < START + 600
+        [machine] = second.rows
+    finally:
+        late = await _launched_late(world, hanging)
+    assert late != machine.instance
+    for _ in range(30):
+        second.report(machine)
+        await _both(world, second, busy=(machine.id,))
+    assert [*hanging.running()] == [machine.instance]
+    assert [(row.id, row.state, row.instance) for row in second.rows] == [(machine.id, "ready", machine.instance)]
+
+
+async def _both(world: World, second: World, *jobs: str, busy: tuple[str, ...] = ()) -> None:
+    """Make a step of the new leader, on the clock of both."""
+    second.needs(*jobs, busy=busy)
+    await second.turn(20)
+    world.now = second.now
 
 
 async def test_a_clock_that_was_set_while_another_replica_led_moves_no_times(world: World) -> None:

@@ -178,9 +178,12 @@ class MachineLoop:
                 await driver.close()
 
     async def _read_documents(self) -> None:
-        """Begin, change and end drivers as the documents say."""
+        """Begin, change and end drivers as the documents say, which are read where one has another version."""
+        versions, secrets_at = await asyncio.to_thread(self._versions)
+        known = {name: (one.version, set_at) for name, (one, set_at) in self._documents.items()}
+        if known == {name: (version, secrets_at.get(name)) for name, version in versions.items()}:
+            return
         stored = {one.name: one for one in await asyncio.to_thread(self._store.deployments.list)}
-        secrets_at = await asyncio.to_thread(self._store.secrets.cloud_times)
         for name in self._drivers.keys() - stored.keys():
             await self._drivers.pop(name).close()
         self._documents = {name: made_of for name, made_of in self._documents.items() if name in stored}
@@ -191,6 +194,10 @@ class MachineLoop:
             with self.quarantine.guard(READING, "deployment", name):
                 await self._drive(one)
                 self._documents[name] = made_of
+
+    def _versions(self) -> tuple[dict[str, int], dict[str, float]]:
+        """Return the versions of the documents, and when each credential of a cloud was set."""
+        return self._store.deployments.versions(), self._store.secrets.cloud_times()
 
     async def _drive(self, stored: StoredDeployment) -> None:
         deployment = replace(read_deployment(stored.document, stored.name), revision=stored.version)

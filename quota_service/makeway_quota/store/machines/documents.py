@@ -43,6 +43,12 @@ class Deployments:
         with self._database.read() as connection:
             return [_deployment(row) for row in connection.execute(query)]
 
+    def versions(self) -> dict[str, int]:
+        """Return the versions of all deployments, by name: each change has another one."""
+        query = select(D.name, D.version).where(D.deleted_at.is_(None))
+        with self._database.read() as connection:
+            return {name: version if type(version) is int else 0 for name, version in connection.execute(query)}
+
     def read(self, name: str) -> StoredDeployment | None:
         """Return one deployment; None if there is none, or it was deleted."""
         with self._database.read() as connection:
