@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 from makeway_quota import policy
 from makeway_quota.autoscale.backoff import LaunchBackoff
@@ -33,6 +33,7 @@ from makeway_quota.control.machines.placements import MachinePlacements
 from makeway_quota.control.machines.tokens import MachineTokens
 from makeway_quota.control.planner import Planner
 from makeway_quota.control.reason_throttle import ReasonThrottle
+from makeway_quota.control.replicas.leader import Leader
 from makeway_quota.control.world.world import World
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.records import NewWorkload, Workload
@@ -77,7 +78,7 @@ class Site:
     def __init__(self, store: Store, machines: int = MACHINES, booting: int = BOOTING, jobs: int = JOBS) -> None:
         self.now = time.time()
         self.store = store
-        self.leader: Any = Leading(store.take_term("benchmark", self.now))
+        self.leader = cast(Leader, Leading(store.take_term("benchmark", self.now)))
         self.provider = MemoryProvider(self.time)
         self.rows = MemoryRows([*_running(range(booting, machines), self.now), *_waiting(jobs, self.now)])
         self.backend = MemoryBackend()
@@ -90,7 +91,7 @@ class Site:
         self._shown: dict[str, MachineStatus] = {}
         store.deployments.save("cloud", DOCUMENT.format(machines=machines), 0, "benchmark", self.now)
         there = tuple(_machine(number, number >= booting, self.now) for number in range(machines))
-        store.machines.commit("cloud", self.leader.term, MachineChanges(launched=there))
+        store.machines.commit("cloud", self.leader.check(), MachineChanges(launched=there))
         for one in there:
             instance = str(one.instance)
             kept = MemoryInstance(instance, one.id, one.id, "cloud", "{}", None, self.now, self.now)
@@ -157,7 +158,7 @@ class Site:
         """Hold back launches in one more zone."""
         known = self.store.machines.backoffs("cloud")
         back = LaunchBackoff("g8", f"zone-{len(known)}", "on_demand", "stock_out", 1, self.now, self.now + 300)
-        assert self.store.machines.commit("cloud", self.leader.term, MachineChanges(backoffs=(*known, back)))
+        assert self.store.machines.commit("cloud", self.leader.check(), MachineChanges(backoffs=(*known, back)))
 
     def boot(self) -> None:
         """Have the agent of a machine that boots join."""
