@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 
 import httpx2
@@ -108,6 +109,7 @@ async def test_a_credential_of_a_cloud_names_its_deployment_and_goes_at_once_wit
         ({"user": ""}, 422, "needs its server and its user."),
         ({"team": "moon"}, 422, "There is no team moon."),
         ({"kind": "cloud", "team": "", "value": TOKEN}, 422, "is lines NAME=VALUE"),
+        ({"kind": "cloud", "team": "", "value": f'{{"key": ["{TOKEN}"]}}'}, 422, "is a JSON object of texts"),
         ({"kind": "cloud", "value": f"key={TOKEN}"}, 422, "is of a deployment, not of a team."),
         ({"kind": "file", "value": TOKEN * 10_000}, 422, "more than 65,536 characters."),
         ({"kind": "file", "name": "git-credentials"}, 422, "is the file of credentials of the kind git."),
@@ -128,6 +130,15 @@ async def test_what_is_wrong_is_said_without_the_value_and_the_rest_stays_typed(
     assert TOKEN not in admin.served
     assert opened(web, "there")["token"] == "before"
     assert set(stored(web)) == {"there"}
+
+
+async def test_the_key_of_a_service_account_is_taken_as_google_writes_it(web: Portal) -> None:
+    admin = Secretive(await web.browser("root"))
+    key = {"type": "service_account", "private_key": f"-----BEGIN\n{KEY}\n"}
+    text = json.dumps(key, indent=2).replace("\n", "\r\n")  # as a browser sends lines
+    await admin.post(PAGE, name="google", kind="cloud", value=text)
+    assert opened(web, "google") == key
+    assert KEY not in admin.served
 
 
 async def test_only_administrators_see_and_change_credentials(web: Portal) -> None:

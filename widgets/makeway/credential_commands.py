@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from makeway_api.models import Credential
+from makeway_api.models.credentials import cloud_values
 from makeway_api.tables import Column, text_table
 
 from .command_io import print_json
@@ -89,26 +89,10 @@ def _reseal(args: argparse.Namespace) -> int:
 
 
 def _cloud(text: str) -> dict[str, str]:
-    """Return the values of a credential: lines NAME=VALUE, or a JSON object of texts, as Google writes keys."""
-    if not text.lstrip().startswith("{"):
-        return dict(_named(line) for line in text.splitlines() if line.strip())
     try:
-        values = json.loads(text)
-    except ValueError:
-        values = None
-    if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
-        raise Refused(
-            "a credential of the kind cloud that begins with { is a JSON object of texts, as Google writes it."
-        )
-    return values
-
-
-def _named(line: str) -> tuple[str, str]:
-    """Return name and value of a line NAME=VALUE; a refusal repeats no part of it."""
-    name, equals, value = line.partition("=")
-    if not equals:
-        raise Refused("a credential of the kind cloud is lines NAME=VALUE, such as access_key_id=….")
-    return name.strip(), value.strip()
+        return cloud_values(text)
+    except ValueError as error:
+        raise Refused(str(error)) from None
 
 
 def _value(file: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -14,6 +15,27 @@ CREDENTIAL_NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 CredentialKind = Literal["cloud", "git", "file"]
 Team = Annotated[str, StringConstraints(max_length=200)]
 Value = Annotated[SecretStr, Field(max_length=65_536)]
+
+
+def cloud_values(text: str) -> dict[str, str]:
+    """Return the values of a credential of the kind cloud: lines NAME=VALUE, or a JSON object of texts.
+
+    Raise ValueError with a sentence that repeats no part of the text.
+    """
+    if not text.lstrip().startswith("{"):
+        lines = [line.partition("=") for line in text.splitlines() if line.strip()]
+        if not all(equals for _, equals, _ in lines):
+            raise ValueError("A credential of the kind cloud is lines NAME=VALUE, such as access_key_id=….")
+        return {name.strip(): value.strip() for name, _, value in lines}
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
+        raise ValueError(
+            "A credential of the kind cloud that begins with { is a JSON object of texts, as Google writes it."
+        )
+    return values
 
 
 class CredentialRequest(RequestBody):

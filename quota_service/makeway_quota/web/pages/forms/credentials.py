@@ -14,7 +14,7 @@ from fastapi import APIRouter, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from makeway_api.errors import MakewayError
 from makeway_api.models import CREDENTIAL_NAME, Credential, CredentialRequest
-from makeway_api.models.credentials import CredentialKind
+from makeway_api.models.credentials import CredentialKind, cloud_values
 from pydantic import SecretStr
 
 from ....services import Services
@@ -139,15 +139,13 @@ def _values(form: CredentialForm, text: str) -> dict[str, SecretStr]:
         if not form.host or not form.user:
             raise _invalid("A credential of the kind git needs its server and its user.")
         return {"host": SecretStr(form.host), "user": SecretStr(form.user), "token": SecretStr(text.strip())}
-    result = {}
-    for line in filter(str.strip, text.splitlines()):
-        key, equals, value = line.partition("=")
-        if not equals:
-            raise _invalid("A credential of the kind cloud is lines NAME=VALUE, such as access_key_id=….")
-        result[key.strip()] = SecretStr(value.strip())
+    try:
+        result = {name: SecretStr(value) for name, value in cloud_values(text).items()}
+    except ValueError as error:
+        raise _invalid(str(error)) from None
     if len(result) > 16 or any(len(key) > 64 for key in result):
         raise _invalid(
-            "A credential of the kind cloud has at most 16 lines, each with a name of at most 64 characters."
+            "A credential of the kind cloud has at most 16 values, each with a name of at most 64 characters."
         )
     return result
 
