@@ -116,7 +116,7 @@ class Site:
         self._apply(change_set_of(explained, rows, now=self.now, lease_seconds=15.0, reasons=self.reasons))
         nodes, placed = self.world.observed.nodes, await self.world.placed()
         machines = self.loop.machines_on(nodes)
-        self.loop.planned(cycle_demand(self.now, plan.demand, nodes, placed.values(), machines))
+        self.loop.planned(cycle_demand(self.now, plan.demand, nodes, placed.values(), machines), self.leader.term)
         self.world.pending_changes.end_cycle()
         decided = time.process_time()
         await self.loop.turn()

@@ -88,13 +88,17 @@ class World:
 
     def needs(self, *jobs: str, busy: tuple[str, ...] = (), open_machines: tuple[str, ...] | None = None) -> None:
         """Pass on what a cycle knows that has observed the machines as they are."""
+        self.loop.planned(self.known(*jobs, busy=busy, open_machines=open_machines), self.leader.term)
+
+    def known(
+        self, *jobs: str, busy: tuple[str, ...] = (), open_machines: tuple[str, ...] | None = None
+    ) -> CycleDemand:
+        """Return what a cycle knows that has observed the machines as they are."""
         self.now += 0.1
         ready = tuple(row.id for row in self.rows if row.state == "ready")
         pending = tuple(PendingWork(job, ("gpu",), gpus=2000) for job in jobs)
         working = ready if open_machines is None else open_machines
-        self.loop.planned(
-            CycleDemand(self.now, pending, frozenset(ready), frozenset(working), dict.fromkeys(busy, 1), frozenset())
-        )
+        return CycleDemand(self.now, pending, frozenset(ready), frozenset(working), dict.fromkeys(busy, 1), frozenset())
 
     @property
     def rows(self) -> list[Machine]:

@@ -307,7 +307,7 @@ class Loop:
             return
         rows, nodes = await self.world.placed(), self.world.observed.nodes  # with the commits so far
         machines = self.machine_loop.machines_on(nodes)
-        self.machine_loop.planned(cycle_demand(observed_at, self._demand, nodes, rows.values(), machines))
+        self.machine_loop.planned(cycle_demand(observed_at, self._demand, nodes, rows.values(), machines), self.term)
 
     async def _record(self, now: float) -> None:
         """Write what was measured, and forget what this cycle looked at."""

@@ -264,9 +264,10 @@ class Store:
     ) -> frozenset[str]:
         """Apply changes and log decisions; return the ids whose change was applied.
 
-        A change whose expectation fails is skipped, and the decisions about the same workload with it; all others
-        commit together. At most one change for each workload. A field that does not exist is a ValueError. Without a
-        `term` it is a person's request, whose answer has to survive a power cut.
+        A change whose expectation fails is skipped, and so is one that opens an attempt on a machine of a deployment
+        that is not ready any more, with the decisions about the same workload; all others commit together. At most one
+        change for each workload. A field that does not exist is a ValueError. Without a `term` it is a person's
+        request, whose answer has to survive a power cut.
         """
         committed: list[Workload] = []
         with self._database.write(committed, durable=term is None) as connection:

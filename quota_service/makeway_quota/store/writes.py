@@ -14,9 +14,9 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from ..values import File
 from . import accounts, reads, rows, submission_keys
 from .errors import Conflict, Deposed, KeyReused, Removed, TooMany, TooMuchKept
-from .records import ENDED, Cap, Change, KeptLimits, NewDecision, PolicyVersion, SubmissionKey, Workload
+from .records import ENDED, Attempt, Cap, Change, KeptLimits, NewDecision, PolicyVersion, SubmissionKey, Workload
 from .statements import Lookup, Many
-from .tables import attempts, blobs, decisions, events, files, histories, policies, sources, terms, workloads
+from .tables import attempts, blobs, decisions, events, files, histories, machines, policies, sources, terms, workloads
 
 A = attempts.c
 ADD_WORKLOADS = Many(insert(workloads))
@@ -34,6 +34,7 @@ CLOSE_ATTEMPTS = Many(
 )
 DROP_ATTEMPT = delete(attempts).where(A.workload == bindparam("one"), A.ended_at.is_(None))
 NUMBERS = Lookup(A.workload, A.workload, A.number)
+MACHINE_STATES = Lookup(machines.c.id, machines.c.id, machines.c.state)
 SHARE_FILES = insert(files).from_select(
     ["workload", "path", "executable", "blob"],
     select(bindparam("new", type_=Text), files.c.path, files.c.executable, files.c.blob).where(
@@ -241,7 +242,12 @@ def change(
     }
     before = reads.current(connection, ids, known)
     numbers = _attempt_numbers(connection, [c.workload for c in changes if c.open_attempt])
-    applied = [c for c in changes if c.workload in before and expected(c, before[c.workload], numbers)]
+    closed = _closed_machines(connection, changes)
+    applied = [
+        c
+        for c in changes
+        if c.workload in before and expected(c, before[c.workload], numbers) and not closed & _nodes(c.open_attempt)
+    ]
     for c in applied:
         _keep_end(columns[c.workload], before[c.workload], now)
     changed = [after(before[c.workload], columns[c.workload]) for c in applied]
@@ -313,6 +319,16 @@ def expected(change: Change, now: Workload, numbers: set[tuple[str, int]]) -> bo
     if opened is not None and opened.workload != change.workload:
         raise ValueError(f"an attempt of {opened.workload} cannot be opened with a change of {change.workload}")
     return opened is None or (opened.workload, opened.number) not in numbers
+
+
+def _nodes(attempt: Attempt | None) -> set[str]:
+    return set() if attempt is None else {place.node for place in attempt.placement}
+
+
+def _closed_machines(connection: Connection, changes: Iterable[Change]) -> set[str]:
+    """Return the machines on which attempts are opened, and that are not ready any more."""
+    nodes = sorted(set().union(*(_nodes(change.open_attempt) for change in changes)))
+    return {id for id, state in MACHINE_STATES.run(connection, nodes) if state != "ready"}
 
 
 def _attempt_numbers(connection: Connection, ids: Sequence[str]) -> set[tuple[str, int]]:

@@ -118,10 +118,14 @@ class MachineLoop:
         result = {name: name for name, node in nodes.items() if node.backend == BACKEND}
         return {**result, **self._cluster_machines()}
 
-    def planned(self, demand: CycleDemand) -> None:
-        """Take what a cycle knows of the work, and make the steps."""
-        self._demand = demand
-        self.wake()
+    def planned(self, demand: CycleDemand, term: int | None) -> None:
+        """Take what a cycle of a term knows of the work, and make the steps.
+
+        What a cycle knows that outlasts its term is too old: another leader may have started work since.
+        """
+        if term == self._leader.term:
+            self._demand = demand
+            self.wake()
 
     def wake(self) -> None:
         """Request the steps soon; for the event loop."""
