@@ -44,6 +44,8 @@ class MachineService(ThreadingHTTPServer):
         """the workers that were claimed, each with its token"""
         self.commands: dict[str, list[str]] = {}
         """what the workers of a job execute"""
+        self.credentials: dict[str, str] = {}
+        """the files of credentials that they get"""
         self.ended_attempts: set[str] = set()
         self.worker_reports: list[tuple[str, dict[str, Any]]] = []
         self.logs: dict[str, bytes] = {}
@@ -160,7 +162,8 @@ class _Answers(BaseHTTPRequestHandler):
             return problem(410, "attempt_ended")
         if what == "claim":
             service.claims.append((path, self.headers["Authorization"]))
-            return 200, _start(job, int(attempt), int(worker), service.commands.get(job, ["sleep", "1000"]))
+            start = _start(job, int(attempt), int(worker), service.commands.get(job, ["sleep", "1000"]))
+            return 200, {**start, "credentials": service.credentials}
         if what == "report":
             service.worker_reports.append((path, json.loads(body)))
             return 200, {"heartbeat": 0.2, "pace": 0.1, "token": None}

@@ -172,6 +172,29 @@ def test_a_launcher_that_is_killed_takes_all_that_it_started_with_it_before_it_c
     assert len(service.claims) == 1
 
 
+@pytest.mark.covers("F77")
+@pytest.mark.parametrize("agent", ["goes on", "was killed, too"])
+def test_a_launcher_that_is_killed_leaves_no_credentials_on_its_machine(
+    machine: TestMachine, service: MachineService, agent: str
+) -> None:
+    service.credentials = {"storage": "hunter2"}
+    service.commands["j-1"] = ["sh", "-c", 'cat "$MAKEWAY_CREDENTIALS/storage"; exec sleep 1000']
+    service.order(service.worker())
+    machine.start()
+    running(machine)
+    wait_until(lambda: b"hunter2" in service.logs.get("j-1/1/0", b""), "that the job reads its credential")
+    [written] = machine.state.rglob("storage")
+    if agent != "goes on":
+        machine.kill()
+    for pid in [*machine.launchers(), *machine.processes(b"sleep")]:
+        os.kill(pid, signal.SIGKILL)
+    if agent != "goes on":
+        assert written.read_text() == "hunter2"
+        machine.start()
+    wait_until(lambda: service.states() == EXITED, "the end of the job")
+    assert not written.parent.exists()
+
+
 def test_the_answer_to_a_join_may_be_lost(machine: TestMachine, service: MachineService) -> None:
     service.lost["join"] = 2
     machine.start()

@@ -295,6 +295,51 @@ def test_folders_that_a_job_has_made_read_only_are_removed(machine: Machine) -> 
     assert not list((machine.path / "trash").iterdir())
 
 
+def leave_credentials(machine: Machine) -> Path:
+    """Leave what a launcher has written and not removed, as one that was killed."""
+    folder = machine.home() / "attempt-1" / "credentials"
+    folder.mkdir(parents=True)
+    (folder / "git-credentials").write_text("https://deploy:hunter2@git.example.org\n")
+    return folder
+
+
+def test_credentials_go_when_their_launcher_was_killed_and_not_before(machine: Machine, wanted: MachineOrders) -> None:
+    process = machine.launcher()
+    folder = leave_credentials(machine)
+    machine.sync(wanted)
+    machine.again()
+    machine.sync(wanted)
+    assert (folder / "git-credentials").exists()
+    folder.chmod(0o500)
+    process.kill()
+    process.wait()
+    machine.sync(None)
+    assert machine.worker.state == "exited"
+    assert not folder.exists()
+    assert folder.parent.is_dir(), "what it wrote about itself is kept as long as it is ordered"
+
+
+def test_an_agent_that_starts_removes_what_a_launcher_of_another_boot_has_left(machine: Machine) -> None:
+    machine.launcher(boot="another-boot")
+    folder = leave_credentials(machine)
+    machine.again()
+    machine.sync(None)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("link", ["attempt-1", "attempt-1/credentials"])
+def test_a_link_in_place_of_credentials_leads_to_no_other_folder(machine: Machine, tmp_path: Path, link: str) -> None:
+    victim = tmp_path / "victim" / "credentials"
+    victim.mkdir(parents=True)
+    (victim / "file").write_text("as before")
+    machine.launcher("true").wait()
+    (machine.home() / link).parent.mkdir(exist_ok=True)
+    (machine.home() / link).symlink_to(victim.parent if link == "attempt-1" else victim)
+    machine.sync(None)
+    assert machine.worker.state == "exited"
+    assert (victim / "file").read_text() == "as before"
+
+
 def test_a_folder_serves_one_agent_at_a_time(machine: Machine) -> None:
     with pytest.raises(FolderInUse, match="another agent"):
         MachineFolder(str(machine.path), "m-1")

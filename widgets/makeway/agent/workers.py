@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ..launcher.attempt import CREDENTIALS
+from ..launcher.removal import remove_tree
 from .init_script import is_running
 from .machine_folder import MachineFolder
 from .programs import AGENT, FLAGS, source_folder
@@ -208,6 +210,10 @@ class MachineWorkers:
             return
         if worker.record.get("container"):
             code = None  # that of the process which started it
+        try:
+            remove_credentials(worker.folder, worker.key[1])
+        except OSError as error:
+            self._log(f"{_named(worker.key)}: its credentials are still there: {error}")
         worker.process = None
         worker.exit_code = ended_with(worker.folder)
         worker.exit_code = code if worker.exit_code is None else worker.exit_code
@@ -293,6 +299,20 @@ def kill_leftovers(folder: str) -> list[int]:
                 os.kill(int(name), signal.SIGKILL)
                 result.append(int(name))
     return result
+
+
+def remove_credentials(folder: str, attempt: int) -> None:
+    """Remove the credentials that a killed launcher has left; links that the job has made are not followed."""
+    flags, opened = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, list[int]()
+    try:
+        opened.append(os.open(folder, flags))
+        opened.append(os.open(f"attempt-{attempt}", flags, dir_fd=opened[0]))
+        remove_tree(f"/proc/self/fd/{opened[1]}/{CREDENTIALS}")
+    except (FileNotFoundError, NotADirectoryError):
+        return  # it has written none
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def _folders(root: str) -> Iterator[tuple[WorkerKey, str]]:

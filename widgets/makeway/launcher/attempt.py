@@ -35,6 +35,8 @@ def boot_id() -> str:
     return ""
 
 
+CREDENTIALS = "credentials"
+"""The folder of an attempt with the files of its credentials"""
 GIT_CREDENTIALS = "git-credentials"
 
 
@@ -109,7 +111,7 @@ class Attempt:
         files = self.order.pop("credentials", None)
         if not isinstance(files, dict) or not files:
             return
-        folder = self.path("credentials")
+        folder = self.path(CREDENTIALS)
         os.makedirs(folder, mode=0o700, exist_ok=True)
         self.credentials = folder
         for name, content in files.items():
