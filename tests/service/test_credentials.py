@@ -162,6 +162,27 @@ async def test_a_file_goes_to_jobs_of_its_team_alone_and_is_gone_with_the_attemp
             await root.credential_delete("storage")
 
 
+async def test_a_name_that_another_team_uses_is_refused_and_neither_team_gets_what_is_not_its_own(
+    tmp_path: Path,
+) -> None:
+    async with fleet(tmp_path) as service:
+        root, ana = service.run.client("root"), service.run.client("ana")
+        await root.credential_save("storage", "file", {"content": STORAGE}, team="rnd")
+        for team in ("devops", ""):
+            with pytest.raises(MakewayError, match=r"of team rnd: .* give this one another name") as refused:
+                await root.credential_save("storage", "file", {"content": "of the other"}, team=team)
+            assert refused.value.status == 409
+        with pytest.raises(MakewayError, match="An administrator of the Hub grants it") as refused:
+            await ana.credential_save("storage", "file", {"content": "of the other"}, team="devops")
+        assert "rnd" not in str(vars(refused.value))
+        await root.credential_save("storage-devops", "file", {"content": "ok"}, team="devops")
+        await service.machine("m-1")
+        for person, expected in (("ana", f"storage 0o600 {len(STORAGE)}\n"), ("bo", "storage-devops 0o600 2\n")):
+            job = await service.run.submit(person, "reads", python(READS), profile="gpu1")
+            await service.run.job(job.id, "succeeded", "failed")
+            assert await service.log(job.id) == expected
+
+
 async def test_keys_are_replaced_without_a_restart(tmp_path: Path) -> None:
     key = tmp_path / "keys"
     key.write_bytes(Fernet.generate_key() + b"\n")

@@ -179,7 +179,10 @@ def _stored(row: Any) -> StoredCredential:
 
 def _other(name: str, kind: str, team: str) -> str:
     whose = "" if kind == CLOUD else f" of team {team}" if team else " of all teams"
-    return f"The credential {name} is of the kind {kind}{whose}: name these to replace its value, or delete it first."
+    return (
+        f"The credential {name} is of the kind {kind}{whose}: name these to replace its value, delete it first, "
+        "or give this one another name, as each name is there once for all teams."
+    )
 
 
 def _opened(fernet: MultiFernet, row: Any) -> dict[str, str]:
