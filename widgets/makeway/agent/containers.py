@@ -16,6 +16,7 @@ import subprocess
 import time
 from typing import Any, NamedTuple
 
+from ..launcher.files import read_json, write_json
 from .environment import KEPT_PREFIXES, NO_GPUS
 from .starter import beside, read_record
 
@@ -23,6 +24,14 @@ RUNTIMES = ("podman", "docker")
 AGENT_LABEL, FOLDER_LABEL = "makeway.agent", "makeway.folder"
 USED = "containers-used"
 """The file in an agent's folder that is there once it has started a container"""
+IMAGES = "images"
+"""The folder in an agent's folder with a note of each image that it has pulled, which is as old as its last use"""
+FULL, ENOUGH = 0.85, 0.80
+"""How full the disk of the images is when the first one is removed, and when no further one is"""
+KEPT_IMAGES = 3
+"""Images that were used last, which stay on a full disk, too"""
+KEPT_SECONDS = 1800.0
+"""Seconds from its last use for which an image stays: a start may be about to need it"""
 PULL_SECONDS = 1500.0
 COMMAND_SECONDS = 120.0
 TOKEN_SECONDS = 60.0
@@ -63,9 +72,12 @@ def container_of(folder: str, order: dict[str, Any]) -> Container:
     return Container(result[0], f"makeway-{order['job']}-{order['attempt']}-{order['worker']}-{digest}", order["image"])
 
 
-def pull(container: Container) -> None:
+def pull(container: Container, folder: str) -> None:
     """Make the image be on the machine; ContainerProblem with what the runtime says of it."""
+    note = _image_note(container, _state_folder(folder))
     if _run(container.runtime, "image", "inspect", container.image).returncode == 0:
+        with contextlib.suppress(OSError):  # one that was there before the agent has no note, and stays
+            os.utime(note)
         return
     done = _run(container.runtime, "pull", "--quiet", container.image, seconds=PULL_SECONDS)
     if done.returncode:
@@ -73,6 +85,9 @@ def pull(container: Container) -> None:
         known = any(word in error.lower() for word in NOT_FOUND) and "no such host" not in error.lower()
         why = "its registry has no such image, or wants a login" if known else "its registry could not be reached"
         raise ContainerProblem(f"the image {container.image} could not be pulled, as {why}: {error}", last=True)
+    with contextlib.suppress(OSError):
+        os.makedirs(os.path.dirname(note), mode=0o700, exist_ok=True)
+        write_json(note, {"runtime": container.runtime, "image": container.image})
 
 
 def start(container: Container, folder: str, order: dict[str, Any], env: dict[str, str], command: list[str]) -> int:
@@ -185,7 +200,52 @@ def remove_forgotten(state: str) -> int:
                 folder = _run(runtime, "inspect", "--format", form, name).stdout.strip()
                 if folder.startswith(state + os.sep) and not os.path.isdir(folder):
                     remove(runtime, name)
+    with contextlib.suppress(ContainerProblem):
+        remove_old_images(state)
     return 0
+
+
+def remove_old_images(state: str) -> None:
+    """Remove images that this agent has pulled while the disk is full, beginning with the one not used for longest.
+
+    Those of containers stay, as the runtime removes none of them, and so do those that were used last.
+    """
+    most, now = FULL, time.time()
+    for note, used_at in _image_notes(state)[:-KEPT_IMAGES]:
+        record = read_json(note)
+        runtime, image = record.get("runtime"), record.get("image")
+        if runtime not in RUNTIMES or not isinstance(image, str) or shutil.which(runtime) is None:
+            continue
+        if 0 <= now - used_at < KEPT_SECONDS or _disk_used(runtime) < most:
+            return
+        most = ENOUGH
+        _run(runtime, "rmi", image)
+        if _run(runtime, "image", "inspect", image).returncode:
+            with contextlib.suppress(OSError):
+                os.unlink(note)
+
+
+def _image_note(container: Container, state: str) -> str:
+    import hashlib  # the agent keeps it out of its memory
+
+    return os.path.join(state, IMAGES, hashlib.sha256(container.image.encode()).hexdigest()[:32] + ".json")
+
+
+def _image_notes(state: str) -> list[tuple[str, float]]:
+    """Return the notes of images with the times of their last use, oldest first."""
+    result = []
+    with contextlib.suppress(OSError), os.scandir(os.path.join(state, IMAGES)) as entries:
+        result = [(entry.path, entry.stat().st_mtime) for entry in entries if entry.name.endswith(".json")]
+    return sorted(result, key=lambda one: one[1])
+
+
+def _disk_used(runtime: str) -> float:
+    """Return how full the disk is where a runtime keeps its images; 0 where it cannot be known."""
+    form = "{{.Store.GraphRoot}}" if runtime == "podman" else "{{.DockerRootDir}}"
+    with contextlib.suppress(OSError):
+        disk = os.statvfs(_run(runtime, "info", "--format", form).stdout.strip())
+        return 1 - disk.f_bavail / disk.f_blocks if disk.f_blocks else 0.0
+    return 0.0
 
 
 def remove(runtime: str, name: str) -> None:

@@ -69,7 +69,7 @@ def _start_container(folder: str, order: dict[str, Any], record: str) -> int:
 
     try:
         container = containers.container_of(folder, order)
-        containers.pull(container)
+        containers.pull(container, folder)
         env = containers.container_environment(_environment(folder, order), order)
         command = ["python3", *FLAGS, launcher(), "--remote"]
         pid = containers.start(container, folder, {**order, "programs": source_folder()}, env, command)
