@@ -30,11 +30,12 @@ from worlds import World
 
 ROWS = ("F02", "F13", "F17")
 PARTS = 20
-WRONG_ONCE = {500077: 2, 700007: 2, 1499: 2, 2009: 1, 2227: 8, 3453: 3}
-"""Crowded worlds with shares of GPUs, and the number of events in them. The engines once differed: by what a gang gave
-up before in the plan, and by equal candidates in two pools. Or both were wrong: one evicted for what had no room
-beside a nominated start (which the check did not know), evicted needlessly, started work that a victim evicted when it
-returned, or called a nominated start one over quota."""
+WRONG_ONCE = {500077: 2, 700007: 2, 1499: 2, 1576: 5, 2009: 1, 2227: 8, 3453: 3}
+"""Crowded worlds, those of odd seeds with shares of GPUs, and the number of events in them. The engines once differed:
+by what a gang gave up before in the plan, and by equal candidates in two pools. Or both were wrong: one evicted for
+what had no room beside a nominated start (which the check did not know), evicted needlessly, started work that a victim
+evicted when it returned, called a nominated start one over quota, or withdrew the start that alone had put a team above
+its reservation, but not the evictions of its other work."""
 
 
 def machine(engine: str = "fast", **shared: Any) -> World:
@@ -290,7 +291,7 @@ def test_the_invariants_hold_where_machines_lack_cpu_memory_or_pods(part: int) -
 @pytest.mark.covers(*ROWS)
 @pytest.mark.parametrize(("seed", "events"), WRONG_ONCE.items())
 def test_the_invariants_hold_on_crowded_machines_where_they_were_broken_once(seed: int, events: int) -> None:
-    live_crowded(seed, events, shared=True)
+    live_crowded(seed, events, shared=bool(seed % 2))
 
 
 @pytest.mark.covers(*ROWS)

@@ -415,9 +415,15 @@ EDITS = (
     ),
     Edit(
         "cycle/relocation.py",
-        "if not returning:",
-        "if True:",
+        "[start for start in withdrawn if _could_evict_from(builder, start, victim)]",
+        "[]",
         "a start that could evict a victim again does not make way for it",
+    ),
+    Edit(
+        "cycle/relocation.py",
+        "staying += _made_candidates(builder, withdrawn, workload)",
+        "pass",
+        "a start does not make way where its team's work was evicted only because of it",
     ),
     Edit(
         "plan_builder.py",

@@ -172,3 +172,56 @@ def test_a_start_in_another_pool_of_the_machine_stays_where_a_victim_has_room_be
     plan = check(world, ENGINES[engine], Random(7))
     assert [start.id for start in plan.start] == ["late"]
     assert [move.id for move in plan.move] == ["old"]
+
+
+def one_start_beyond_a_reservation() -> World:
+    """Return a world where a node is down, and old runs on the 2 GPUs that its team b reserves.
+
+    asks needs all of the first node: mine and old have to leave it. late can start over quota on the second node, or
+    mine can move there: it is in quota, so it comes first.
+    """
+    world = World(consolidation=False).pool("p", nodes=3, gpus=2).team("b", 2).team("c", 6)
+    world.nodes["p-1"] = replace(world.nodes["p-1"], gpus=4)
+    world.nodes["p-3"] = replace(world.nodes["p-3"], ready=False)
+    world.profile("one", 1).profile("two", 2).profile("four", 4)
+    world.run("old", "b", "two", "p-1").run("mine", "c", "two", "p-1")
+    world.change("old", placement=(Placed(0, "p-1", (0, 1)),))
+    world.change("mine", placement=(Placed(0, "p-1", (2, 3)),))
+    return world.session("asks", "c", "four").submit("late", "b", "one")
+
+
+@pytest.mark.covers("F09", "F14", "F15")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_start_does_not_make_way_where_only_its_gpus_let_others_of_its_team_be_evicted(engine: str) -> None:
+    world = one_start_beyond_a_reservation()
+    world.change("old", avoid=("p-2",))
+    plan = check(world, ENGINES[engine], Random(7))
+    assert [start.id for start in plan.start] == ["late"], "without it, b used no more than it reserves"
+    assert sorted((eviction.id, eviction.preemptor) for eviction in plan.evict) == [("mine", "asks"), ("old", "asks")]
+    assert not plan.move
+    come_to_rest(world, ENGINES[engine])
+    assert world.named() == ["asks", "late"]
+
+
+@pytest.mark.covers("F09", "F14", "F15")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_victim_within_its_reservation_takes_the_room_of_the_start_that_let_it_be_evicted(engine: str) -> None:
+    world = one_start_beyond_a_reservation()
+    plan = check(world, ENGINES[engine], Random(7))
+    assert not plan.start
+    assert [(eviction.id, eviction.preemptor) for eviction in plan.evict] == [("mine", "asks")]
+    assert [(move.id, move.preemptor) for move in plan.move] == [("old", "asks")]
+    come_to_rest(world, ENGINES[engine])
+    assert world.named() == ["asks", "old"]
+
+
+@pytest.mark.covers("F09", "F14", "F15")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_start_makes_way_where_its_team_uses_more_than_it_reserves_without_it(engine: str) -> None:
+    world = one_start_beyond_a_reservation()
+    world.nodes["p-2"] = replace(world.nodes["p-2"], gpus=3)
+    world.run("firm", "b", "one", "p-2", preemptible=False)
+    plan = check(world, ENGINES[engine], Random(7))
+    assert not plan.start
+    assert [(eviction.id, eviction.preemptor) for eviction in plan.evict] == [("old", "asks")]
+    assert [(move.id, move.preemptor) for move in plan.move] == [("mine", "asks")]

@@ -6,12 +6,13 @@ where the victim can have its room: the victim would take it in the next plan, o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from ..index.cluster import Cluster
 from ..index.groups import PendingWorkloads, WorkloadGroup, cannot_start_at_all
+from ..index.ledger import LineState
 from ..index.nodes import Allocation, PoolState, WorkerPlacement
 from ..index.nominations import fits_later
 from ..placement.fit import allowed, find
@@ -131,8 +132,9 @@ def _later_starts(
     """Return starts of this plan, later in the order, without which a victim has room in a pool; None if none do.
 
     They are in the pool, or in another one with nodes on the same machines. No workload for which others are evicted
-    (`preemptors`) is among them, and none that could evict the victim again from there. `leaving`: a victim over quota
-    has room in what other victims leave, too, beside starts that it would evict there.
+    (`preemptors`) is among them, none that could evict the victim again from there, and none without which other
+    victims had been no candidates. `leaving`: a victim over quota has room in what other victims leave, too, beside
+    starts that it would evict there.
     """
     cluster = builder.cluster
     started = [cluster.allocations[name] for name in sorted(builder.started) if name not in preemptors]
@@ -168,12 +170,62 @@ def _later_starts(
         parts = room_without(withdrawn)
         with _Withdrawn(cluster, withdrawn):
             victim = cluster.nominate(workload, group.need, parts)
-            returning = [start for start in withdrawn if _could_evict_from(builder, start, victim)]
+            staying = [start for start in withdrawn if _could_evict_from(builder, start, victim)]
+            staying += _made_candidates(builder, withdrawn, workload)
             cluster.withdraw_nomination(workload)
-        if not returning:
+        if not staying:
             return _Later(withdrawn, parts)
-        able = [start for start in able if start not in returning]
+        able = [start for start in able if start not in staying]
     return None
+
+
+class _Freed(NamedTuple):
+    """What a victim gives up in this plan, in milli-GPUs, and the preemptor, of another team."""
+
+    victim: Allocation
+    amount: int
+    preemptor: Workload
+
+
+def _freed(builder: PlanBuilder, moving: Workload) -> list[_Freed]:
+    """Return what the victims in other teams than their preemptors' give up, that of `moving` left out, which moves."""
+    workloads, allocations = builder.cluster.workloads, builder.cluster.allocations
+    freed = [
+        _Freed(allocations[name], allocations[name].amount, workloads[eviction.preemptor])
+        for name, eviction in builder.evicted.items()
+        if name != moving.id
+    ]
+    for move in builder.moved.values():
+        if move.rule == "shrink":
+            gang = allocations[move.id]
+            freed.append(_Freed(gang, gang.amount - gang.need.gpus * len(move.to), workloads[move.preemptor]))
+    return [item for item in freed if item.amount and item.victim.workload.policy != item.preemptor.policy]
+
+
+def _made_candidates(builder: PlanBuilder, withdrawn: Sequence[Allocation], moving: Workload) -> list[Allocation]:
+    """Return the withdrawn starts without which a team used no more than it reserved when the last of its victims left.
+
+    Otherwise work within a reservation would leave for another team (I3).
+    """
+    cluster, freed = builder.cluster, _freed(builder, moving)
+    last: dict[LineState, int] = {}
+    for item in freed:
+        for line in (line for level in cluster.account(item.victim.workload).chain for line in level.lines):
+            counted = item.victim.counts_on(line.quota) * item.amount // item.victim.amount
+            last[line] = min(last.get(line, 0), -counted)
+    result: list[Allocation] = []
+    for victim, _, preemptor in freed:
+        place = cluster.nominations.get(preemptor.id) or cluster.allocations.get(preemptor.id)
+        own = place.pool if place is not None else victim.pool
+        pool = (own if victim.is_in(own) else victim.pool).pool.name
+        account = cluster.account(victim.workload)
+        if not cluster.ledger.above(account, pool, cluster.account(preemptor), own.pool.name, 0, last):
+            lines = [line for level in account.chain for line in level.reserving(pool)]
+            for start in withdrawn:
+                chain = cluster.account(start.workload).chain
+                if any(line.account in chain and start.counts_on(line.quota) for line in lines):
+                    result.append(start)
+    return result
 
 
 def _could_evict_from(builder: PlanBuilder, start: Allocation, victim: Allocation) -> bool:

@@ -10,7 +10,7 @@ from .decisions import Decisions
 from .state.cluster import Allocation, Cluster, WorkerPlacement
 from .state.groups import Key, WorkloadGroup, closed, group_of, key
 from .state.placement import find
-from .state.quota import allowed, counts, guarantor, in_quota, reserving
+from .state.quota import Request, above, allowed, counts, counts_on, guarantor, in_quota, reserving
 from .victims.victims import Preemptor, has_right, is_protected, rights_of
 
 MAX_WITHDRAWN = 1000
@@ -116,8 +116,9 @@ def _later_starts(
     """Return starts of this plan, later in the order, without which a victim has room in a pool; None if none do.
 
     They are in the pool, or in another one with nodes on the same machines. No workload for which others are evicted is
-    among them, and none that could evict the victim again from there. `leaving`: a victim over quota has room in what
-    other victims leave, too, beside starts that it would evict there.
+    among them, none that could evict the victim again from there, and none without which other victims had been no
+    candidates. `leaving`: a victim over quota has room in what other victims leave, too, beside starts that it would
+    evict there.
     """
     cluster = decisions.cluster
     preemptors = {eviction.preemptor for eviction in decisions.evicted.values()}
@@ -151,11 +152,39 @@ def _later_starts(
         parts = _room(trial, group, workload, pool, ends)
         trial.nominate(workload, parts)
         victim = trial.nominations[workload.id]
-        returning = [start for start in withdrawn if _could_evict_from(trial, start, victim)]
-        if not returning:
+        staying = [start for start in withdrawn if _could_evict_from(trial, start, victim)]
+        staying += _made_candidates(decisions, trial, withdrawn, workload)
+        if not staying:
             return Later(withdrawn, parts)
-        able = [start for start in able if start not in returning]
+        able = [start for start in able if start not in staying]
     return None
+
+
+def _made_candidates(
+    decisions: Decisions, trial: Cluster, withdrawn: list[Allocation], moving: Workload
+) -> list[Allocation]:
+    """Return the withdrawn starts without which a team used no more than it reserved when the last of its victims left.
+
+    Otherwise work within a reservation would leave for another team (I3). `moving` does not leave, it moves.
+    """
+    freed: list[tuple[Allocation, int]] = []
+    preemptors: list[Workload] = []
+    for name, eviction in decisions.evicted.items():
+        victim, preemptor = trial.running[name], trial.live[eviction.preemptor]
+        amount = victim.amount - victim.need.gpus * len(eviction.to)
+        leaves = eviction.right is not None and name != moving.id and amount
+        if leaves and victim.workload.policy != preemptor.policy:
+            freed.append((victim, amount))
+            preemptors.append(preemptor)
+    result: list[Allocation] = []
+    for (victim, _), preemptor in zip(freed, preemptors, strict=True):
+        place = trial.nominations.get(preemptor.id) or trial.running.get(preemptor.id)
+        own, chain = place.pool if place else victim.pool, trial.chain(preemptor.policy)
+        if not above(trial, victim, own, Request(chain), (), freed):
+            at = victim.nearest(own)
+            lines = [line for level in victim.chain for line in reserving(trial, level, at)]
+            result += [start for start in withdrawn if any(counts_on(trial, line, start) for line in lines)]
+    return result
 
 
 def _could_evict_from(cluster: Cluster, start: Allocation, victim: Allocation) -> bool:

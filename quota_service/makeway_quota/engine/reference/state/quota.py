@@ -398,11 +398,17 @@ def within_fair_share(cluster: Cluster, request: Request, pool: str) -> bool:
 
 
 def above(
-    cluster: Cluster, victim: Allocation, pool: str, request: Request, gone: Sequence[tuple[Allocation, int]]
+    cluster: Cluster,
+    victim: Allocation,
+    pool: str,
+    request: Request,
+    gone: Sequence[tuple[Allocation, int]],
+    back: Sequence[tuple[Allocation, int]] = (),
 ) -> bool:
     """Whether a victim's policy is above its reservation, a request in `pool` counted, those in `gone` not (rule 5.1).
 
     Every level from the victim up has to be, but by lines that only stand over both sides: there nothing changes.
+    `back`: of these, the one that counts most on a line is counted there.
     """
     reserves = guarantor(cluster, request.chain, pool) or request.chain[0]
     shared = request.chain[request.chain.index(reserves) + 1 :]
@@ -411,15 +417,21 @@ def above(
         lines = reserving(cluster, level, at)
         if level in shared:
             lines = [line for line in lines if not line.quota.covers(pool)]
-        if lines and not any(_above(cluster, line, pool, request, gone) for line in lines):
+        if lines and not any(_above(cluster, line, pool, request, gone, back) for line in lines):
             return False
     return True
 
 
 def _above(
-    cluster: Cluster, line: TeamQuotaLine, pool: str, request: Request, gone: Sequence[tuple[Allocation, int]]
+    cluster: Cluster,
+    line: TeamQuotaLine,
+    pool: str,
+    request: Request,
+    gone: Sequence[tuple[Allocation, int]],
+    back: Sequence[tuple[Allocation, int]],
 ) -> bool:
     more = request.amount if line.policy in request.chain and line.quota.covers(pool) else 0
+    more += max((counted_on(cluster, line, [item]) for item in back), default=0)
     return counts(cluster, line).future + more - counted_on(cluster, line, gone) > line.quota.reserved
 
 
