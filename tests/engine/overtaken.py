@@ -3,7 +3,8 @@
 Shared by both checkers. A nominated workload starts though another one has a better right to its GPUs by now: no plan
 withdraws a nomination that it can keep (rule 5.8), so the next one evicts or moves it, and what else has to leave with
 it. With what that one gets, its team may use more than it reserves: then work of it may make way for others in turn.
-And a workload that had no room while the start was there may evict what else stands in its way.
+And a workload that had no room while the start was there may evict what else stands in its way, also where the start
+is spared in the end, as a later eviction of the same plan left room for both.
 And a start over quota that puts its policy above its reservation makes candidates of the policy's other work. Where
 only start and other work together make room for a workload in quota, the next plan evicts them: the start cannot wait
 instead, or its GPUs would idle for as long as the other work runs (invariant I6).
@@ -11,7 +12,7 @@ instead, or its GPUs would idle for as long as the other work runs (invariant I6
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from engine.facts import State, future
 from makeway_quota.engine import Plan, Snapshot
@@ -56,20 +57,28 @@ def starts_evicted_in_turn(before: Snapshot, plan: Plan, again: Plan) -> set[str
 
 def _in_turn(before: Snapshot, plan: Plan, again: Plan, victims: Mapping[str, set[str]], starts: set[str]) -> set[str]:
     """Return the preemptors that such starts make way for, and those that other work does because of them."""
-    result = {preemptor for preemptor, theirs in victims.items() if theirs & starts}
-    teams = {team for preemptor in result for team in _teams(before, preemptor)}
-    if teams:
+    nominated = {start.id for start in plan.start} & {w.id for w in before.workloads if w.nomination}
+    result = {p for p, theirs in victims.items() if theirs & starts or _in_the_way(before, plan, again, p, nominated)}
+    if result:
         result |= {other for other in victims.keys() - result if not _had_room(before, plan, again, other)}
+    teams = {team for preemptor in result for team in _teams(before, preemptor)}
     while made := {p for p in victims.keys() - result if any(teams & _teams(before, item) for item in victims[p])}:
         result |= made
         teams |= {team for preemptor in made for team in _teams(before, preemptor)}
     return result
 
 
-def _had_room(before: Snapshot, plan: Plan, again: Plan, preemptor: str) -> bool:
-    """Whether a preemptor of the next plan had room after the plan, without its own victims alone."""
+def _in_the_way(before: Snapshot, plan: Plan, again: Plan, preemptor: str, nominated: set[str]) -> bool:
+    """Whether nominated starts alone left a preemptor of the next plan no room, though a later eviction spares them."""
+    if not nominated or _had_room(before, plan, again, preemptor):
+        return False
+    return _had_room(before, plan, again, preemptor, nominated)
+
+
+def _had_room(before: Snapshot, plan: Plan, again: Plan, preemptor: str, without: Collection[str] = ()) -> bool:
+    """Whether a preemptor of the next plan had room after the plan, without its own victims (and some starts) alone."""
     state = future(before, plan)
-    evicted = {eviction.id for eviction in again.evict if eviction.preemptor == preemptor}
+    evicted = {eviction.id for eviction in again.evict if eviction.preemptor == preemptor}.union(without)
     held = {name: item for name, item in state.held.items() if name not in evicted}
     held |= {m.id: (state.held[m.id][0], m.to) for m in again.move if m.preemptor == preemptor and m.id in state.held}
     trial, facts, w = State(state.facts, held), state.facts, state.facts.live[preemptor]

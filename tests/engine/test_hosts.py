@@ -350,6 +350,11 @@ def test_both_engines_keep_the_invariants_on_machines_of_several_pools(part: int
         live_through(seed, 8)
 
 
+@pytest.mark.covers(*ROWS)
+def test_a_plan_may_evict_for_what_had_no_room_beside_a_nominated_start_that_it_spares_in_the_end() -> None:
+    live_through(1779, 4)
+
+
 @pytest.mark.slow
 @pytest.mark.covers(*ROWS)
 @pytest.mark.timeout(4 * 3600)
