@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from autoscale.fleet import CLOUD, CPU_TYPE, EURO, GPU_TYPE, START, Fleet, gpu_work
+from autoscale.fleet import CLOUD, CPU_TYPE, EURO, GPU_TYPE, START, Fleet, draining, gpu_work
 from makeway_quota.autoscale.backoff import failed
 from makeway_quota.autoscale.demand import MachineDemand, PendingWork
 from makeway_quota.autoscale.prospects import outlook
@@ -58,7 +58,7 @@ def test_a_machine_that_would_be_started_is_offered_with_its_time_and_price() ->
 def test_what_is_not_known_of_a_machine_is_not_made_up() -> None:
     offer = offer_of(Fleet(replace(POOL, types=(replace(ONE, price=None),))), boots={})
     assert words(offer) == (
-        "A machine of type g2 would be started: how long it takes to boot is not known yet. "
+        "A machine of type g2 would be started: boot time not known yet. "
         "cloud has 0 of at most 3 machines."
     )
     assert (offer.code, offer.seconds) == ("ready_after_launch", None)
@@ -84,7 +84,7 @@ def test_what_waits_takes_its_machines_before_the_request() -> None:
     offer = offer_of(fleet)
     assert (offer.code, offer.reason) == ("wait", "no_machine")
     assert words(offer) == (
-        "No machine would be started for it: cloud has 0 of at most 1 machine. At most 1 machine of type g2 is allowed."
+        "No machine would be started for it: at most 1 machine of type g2 is allowed. cloud has 0 of at most 1 machine."
     )
 
 
@@ -93,44 +93,76 @@ def test_a_machine_that_boots_already_is_offered_where_it_has_room() -> None:
     fleet.cycle()
     fleet.now += 60
     assert words(offer_of(fleet, work=gpu_work("?", gpus=1000))) == (
-        "A machine that boots already has room for it: ready in about 2 min, about 3.10 EUR/h. "
+        "A machine that is already booting has room for it: ready in about 2 min, about 3.10 EUR/h. "
         "cloud has 1 of at most 3 machines."
     )
     fleet.now += 200
     late = offer_of(fleet, work=gpu_work("?", gpus=1000))
-    assert words(late).startswith("A machine that boots already has room for it: later than most, about 3.10 EUR/h.")
+    assert words(late).startswith("A machine that is already booting has room for it: later than most, about 3.10")
     assert late.seconds is None
     gang = offer_of(fleet, work=gpu_work("?", gpus=1000, workers=3))
-    assert words(gang).startswith("A machine of type g2 would be started beside 1 machine with room for it: ready in")
+    assert words(gang) == (
+        "A machine of type g2 would be started, and 1 that exists has room: ready in about 3 min, about 6.20 EUR/h for "
+        "both. cloud has 1 of at most 3 machines."
+    )
+    larger = offer_of(fleet, work=gpu_work("?", gpus=1000, workers=5), boots={})
+    assert words(larger).startswith(
+        "2 machines of type g2 would be started, and 1 that exists has room: boot time not known yet, about 9.30 EUR/h "
+        "for all 3."
+    )
+
+
+def test_a_machine_whose_drain_ends_when_it_is_needed_is_offered_without_a_boot() -> None:
+    fleet = draining()
+    offer = offer_of(fleet)
+    assert words(offer) == (
+        "A machine that is ready has room for it, about 3.00 EUR/h. cloud has 1 of at most 5 machines."
+    )
+    assert (offer.code, offer.seconds) == ("ready_after_launch", None)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"machines": 1, "booting": 0, "ready": 0}, "A machine that is already being launched has room for it: "),
+        ({"machines": 2, "booting": 2, "ready": 0}, "2 machines that are already booting have room for it: "),
+        ({"machines": 3, "booting": 2, "ready": 1}, "3 machines, 1 of them ready, have room for it: "),
+        ({"machines": 2, "booting": 0, "ready": 2}, "2 machines that are ready have room for it. "),
+    ],
+)
+def test_machines_that_exist_are_offered_by_their_states(values: dict[str, int], text: str) -> None:
+    counts = {"deployment": "cloud", "all_machines": 3, "limit": 3, "late": False}
+    boot = "" if values["ready"] == values["machines"] else "boot time not known yet. "
+    assert sentence((Fact("machine_on_its_way", counts | values),)) == f"{text}{boot}cloud has 3 of at most 3 machines."
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"paused": True}, "cloud has 0 of at most 3 machines. cloud is paused."),
+        ({"paused": True}, "cloud is paused."),
         (
             {"hour": 3 * EURO},
-            "cloud has 0 of at most 3 machines. The budget of an hour leaves no room: 0.00 of 3.00 EUR are taken, and "
-            "a machine of type g2 costs 3.10 EUR/h.",
+            "the budget of an hour leaves no room, as 0.00 of 3.00 EUR are taken and a machine of type g2 costs 3.10 "
+            "EUR/h.",
         ),
         (
             {"types": (replace(ONE, gpus=1),)},
-            "cloud has 0 of at most 3 machines. No type of cloud is large enough: the largest has 1 GPU.",
+            "no type of cloud is large enough, as the largest has 1 GPU.",
         ),
         (
             {"types": (replace(ONE, price=None),), "month": EURO},
-            "cloud has 0 of at most 3 machines. cloud has a budget, and the price of a machine is not known.",
+            "cloud has a budget, and the price of a machine is not known.",
         ),
     ],
 )
 def test_where_no_machine_would_be_started_the_offer_says_why(change: dict[str, Any], message: str) -> None:
     offer = offer_of(Fleet(replace(POOL, **change)))
-    assert words(offer) == f"No machine would be started for it: {message}"
+    assert words(offer) == f"No machine would be started for it: {message} cloud has 0 of at most 3 machines."
     assert (offer.code, offer.reason) == ("wait", "no_machine")
 
 
 def test_a_deployment_that_is_being_deleted_starts_no_machine_for_a_request() -> None:
-    assert words(offer_of(Fleet(POOL), deleting=True)).endswith("cloud is being deleted.")
+    assert words(offer_of(Fleet(POOL), deleting=True)).startswith("No machine would be started for it: cloud is being deleted.")
 
 
 def test_a_type_that_is_out_of_stock_says_when_it_is_tried_again() -> None:
@@ -139,8 +171,8 @@ def test_a_type_that_is_out_of_stock_says_when_it_is_tried_again() -> None:
     fleet.store.backoffs = (back,)
     fleet.now += 60
     assert words(offer_of(fleet)) == (
-        "No machine would be started for it: cloud has 0 of at most 3 machines. The provider is out of machines of "
-        "type g2. The next try is in about 4 min."
+        "No machine would be started for it: the provider is out of machines of type g2. "
+        "cloud has 0 of at most 3 machines. The next try is in about 4 min."
     )
     fleet.now = back.until + 1
     assert offer_of(fleet).code == "ready_after_launch"
@@ -157,7 +189,7 @@ def test_the_deployment_that_starts_a_machine_is_offered_and_none_for_the_pool_i
     other = Fleet(replace(POOL, name="spare"))
     assert words(offer_of(Fleet(replace(POOL, paused=True)), other)).endswith("spare has 0 of at most 3 machines.")
     without = Fleet(replace(CLOUD, types=(CPU_TYPE,)))
-    message = "No machine is coming for it: no deployment launches machines for pool gpu."
+    message = "No machine would be started for it: no deployment launches machines for pool gpu."
     assert [words(offer_of(*fleets)) for fleets in ((), (without,))] == [message, message]
 
 

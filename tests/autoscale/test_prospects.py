@@ -105,7 +105,7 @@ def test_work_beyond_the_machines_is_told_that_none_is_coming_for_it() -> None:
     waiting = words(result, "job-5")
     assert waiting.code == "no_machine"
     assert sentence(waiting.facts) == (
-        "No machine is coming for it: cloud has 3 of at most 3 machines. At most 3 machines of type g2 are allowed."
+        "No machine is coming for it: at most 3 machines of type g2 are allowed. cloud has 3 of at most 3 machines."
     )
 
 
@@ -113,15 +113,15 @@ def test_work_beyond_the_machines_is_told_that_none_is_coming_for_it() -> None:
     ("deployment", "expected"),
     [
         (replace(POOL, paused=True), "cloud is paused."),
-        (replace(POOL, max_machines=0), "At most 0 machines are allowed."),
+        (replace(POOL, max_machines=0), "at most 0 machines are allowed."),
         (
             replace(POOL, hour=2 * EURO),
-            "The budget of an hour leaves no room: 0.00 of 2.00 EUR are taken, and a machine of type g2 costs "
+            "the budget of an hour leaves no room, as 0.00 of 2.00 EUR are taken and a machine of type g2 costs "
             "3.00 EUR/h.",
         ),
         (
             replace(POOL, month=EURO // 10),
-            "The budget of the month leaves no room: 0.00 of 0.10 EUR are taken, and a machine of type g2 costs "
+            "the budget of the month leaves no room, as 0.00 of 0.10 EUR are taken and a machine of type g2 costs "
             "3.00 EUR/h.",
         ),
         (
@@ -130,7 +130,7 @@ def test_work_beyond_the_machines_is_told_that_none_is_coming_for_it() -> None:
         ),
         (
             replace(POOL, types=(replace(ONE, gpus=1),)),
-            "No type of cloud is large enough: the largest has 1 GPU.",
+            "no type of cloud is large enough, as the largest has 1 GPU.",
         ),
     ],
 )  # fmt: skip
@@ -139,12 +139,12 @@ def test_what_forbids_a_launch_is_told_plainly(deployment: Deployment, expected:
     assert (waiting.code, waiting.not_before) == ("no_machine", None)
     maximum = min(deployment.max_machines, 3)
     assert sentence(waiting.facts) == (
-        f"No machine is coming for it: cloud has 0 of at most {maximum} machines. {expected}"
+        f"No machine is coming for it: {expected} cloud has 0 of at most {maximum} machines."
     )
 
 
 def test_a_deployment_that_is_deleted_is_told_as_such() -> None:
-    assert sentence(words(told(fleet_of(POOL, gpu_work()), deleting=True)).facts).endswith("cloud is being deleted.")
+    assert sentence(words(told(fleet_of(POOL, gpu_work()), deleting=True)).facts).startswith("No machine is coming for it: cloud is being deleted.")
 
 
 def test_out_of_stock_is_told_with_the_next_try() -> None:
@@ -154,7 +154,7 @@ def test_out_of_stock_is_told_with_the_next_try() -> None:
     waiting = words(told(fleet))
     assert waiting.not_before == START + 300
     assert sentence(waiting.facts) == (
-        "No machine is coming for it: cloud has 0 of at most 3 machines. The provider is out of machines of type g2."
+        "No machine is coming for it: the provider is out of machines of type g2. cloud has 0 of at most 3 machines."
     )
 
 
@@ -181,7 +181,7 @@ def test_what_its_pools_lack_now_is_told_before_why_no_machine_adds_it() -> None
     [waiting] = MachineReasons().refined(plan, [({"gpu"}, result)]).pending
     assert sentence(waiting.facts) == (
         "1 of the 8 GPUs of pool lab is free; this job needs 2. "
-        "No machine is coming for it: cloud has 0 of at most 3 machines. cloud is paused."
+        "No machine is coming for it: cloud is paused. cloud has 0 of at most 3 machines."
     )
 
 

@@ -152,7 +152,7 @@ async def test_a_machine_whose_init_script_fails_is_ended_and_says_why(tmp_path:
         await world.until_reason(
             job.id,
             "no_machine",
-            "No machine is coming for it: demo has 0 of at most 2 machines. Machines of type g2 did not become ready.",
+            "No machine is coming for it: machines of type g2 did not become ready. demo has 0 of at most 2 machines.",
         )
         await world.run.client("ana").cancel(job.id)
 
@@ -169,7 +169,7 @@ async def test_a_job_is_told_which_machine_comes_for_it_and_why_none_does(tmp_pa
             first.id, "waiting_for_node", f"Waiting for a machine: booting, about 3.10 EUR/h. {has}"
         )
         second = await world.run.submit("ana", "two", python("print()"), profile="gpu2")
-        full = f"No machine is coming for it: {has} At most 1 machine of type g2 is allowed."
+        full = f"No machine is coming for it: at most 1 machine of type g2 is allowed. {has}"
         await world.until_reason(second.id, "no_machine", full)
         await world.run.job(first.id, "running", seconds=60)
         busy = "0 of the 2 GPUs of pool cloud are free; this job needs 2. It is within the reservation, but no "
@@ -182,7 +182,7 @@ async def test_a_job_is_told_which_machine_comes_for_it_and_why_none_does(tmp_pa
 @pytest.mark.covers("F54")
 async def test_a_job_is_told_over_restarts_why_no_machine_comes_for_it(tmp_path: Path) -> None:
     document = DOCUMENT + "paused: true\n"
-    none = "No machine is coming for it: demo has 0 of at most 2 machines. demo is paused."
+    none = "No machine is coming for it: demo is paused. demo has 0 of at most 2 machines."
     async with site(tmp_path, document) as world:
         job = await world.run.submit("ana", "three", python("print()"), profile="gpu2")
         await world.until_reason(job.id, "no_machine", none)

@@ -18,7 +18,7 @@ from .test_deployments_of_machines import DOCUMENT, POLICY, Site, site
 
 PRICED = DOCUMENT.replace("gpus: 2,", "gpus: 2, price: 3.10,")
 HAS = "demo has {} of at most 2 machines."
-STARTED = f"A machine of type g2 would be started: how long it takes to boot is not known yet, about 3.10 EUR/h. {HAS}"
+STARTED = f"A machine of type g2 would be started: boot time not known yet, about 3.10 EUR/h. {HAS}"
 
 
 async def table(world: Site, kind: str = "job") -> OfferTable:
@@ -60,12 +60,12 @@ async def test_an_offer_says_which_machine_would_be_started_and_why_none_would(
 
         await asyncio.to_thread(_commands, world, offer)
         out = capsys.readouterr().out
-        assert f"Now: gpu1 on a new machine, in about {offer.seconds} s, gpu2 on a new machine, in about" in out
+        assert f"Now: gpu1 in about {offer.seconds} s (on a machine), gpu2 in about" in out
         assert f"gpu1 and gpu2: {offer.message}" in out
         assert f"Nothing was submitted.\n  {offer.message}\n" in out
 
         world.store.deployments.save("demo", f"{PRICED}paused: true\n", 1, "root", 1.0)
-        none = f"No machine would be started for it: {HAS.format(0)} demo is paused."
+        none = f"No machine would be started for it: demo is paused. {HAS.format(0)}"
         offer = await until_offer(world, "gpu2", re.escape(none))
         assert (offer.code, offer.seconds) == ("waits", None)
         assert offer.reason is not None
@@ -92,9 +92,9 @@ async def test_an_offer_counts_what_waits_and_follows_the_stock_of_the_provider(
     async with site(tmp_path, document) as world:
         world.cloud.set_faults(LocalFaults(boot_seconds=0.5, stock={"g2": 0}))
         job = await world.run.submit("ana", "one", python("print()"), profile="gpu2")
-        out = "The provider is out of machines of type g2. The next try is in about 5 min."
+        out = "the provider is out of machines of type g2. demo has 0 of at most 1 machine."
         await until_offer(
-            world, "gpu1", re.escape(f"No machine would be started for it: demo has 0 of at most 1 machine. {out}")
+            world, "gpu1", re.escape(f"No machine would be started for it: {out} The next try is in about 5 min.")
         )
         await world.run.client("ana").cancel(job.id)
 
@@ -123,6 +123,6 @@ async def test_the_picker_offers_notebooks_machines_of_a_cluster_and_none_that_j
         html = Picker("ana", "/hub/", "/services/makeway/").render(await table(world, "session"), None, {})
         row = re.search(r'data-queue="rnd/gpu2" data-code="ready_after_launch".*?</label>', html, re.S)
         assert row is not None
-        assert '<span class="badge mw-badge">New machine</span>' in row[0]
+        assert '<span class="badge mw-badge">Machine coming</span>' in row[0]
         assert f'<span class="mw-message small">{STARTED.format(0)}</span>' in row[0]
         assert "disabled" not in row[0]

@@ -251,7 +251,7 @@ def test_one_line_says_what_i_can_have_now() -> None:
 
 def test_machines_of_pools_that_grow_are_told_once_for_all_their_profiles() -> None:
     text = "A machine of type g2 would be started: ready in about 3 min, about 3.10 EUR/h. cloud has 0 of at most 3."
-    none = "No machine would be started for it: cloud has 3 of at most 3 machines."
+    none = "No machine would be started for it: cloud is paused. cloud has 3 of at most 3 machines."
     comes, no = Reason(code="waiting_for_node", message=text), Reason(code="no_machine", message=none)
     new = [
         Offer(profile=p, team="rnd", code="ready_after_launch", message=text, seconds=s, reason=comes)
@@ -259,7 +259,7 @@ def test_machines_of_pools_that_grow_are_told_once_for_all_their_profiles() -> N
     ]
     table = offers(*new, Offer(profile="gpu8", team="rnd", code="waits", message=none, reason=no))
     lines = [
-        "Now: gpu1 on a new machine, in about 3 min, gpu2 on a new machine, once it has booted, gpu8 would wait.",
+        "Now: gpu1 in about 3 min (on a machine), gpu2 once a machine is ready, gpu8 would wait.",
         f"gpu1 and gpu2: {text}",
         f"gpu8: {none}",
     ]

@@ -119,8 +119,8 @@ def _for_team(offers: Sequence[Offer]) -> str:
         taken = sum(v.gpus for v in offer.victims)
         parts.append(f"{offer.profile} {within}" + (f" (jobs on {gpus(taken)} make way)" if taken else ""))
     for offer in by_code.get("ready_after_launch", []):
-        at = f"in about {duration(offer.seconds)}" if offer.seconds is not None else "once it has booted"
-        parts.append(f"{offer.profile} on a new machine, {at}")
+        at = f"in about {duration(offer.seconds)}" if offer.seconds is not None else "once a machine is ready"
+        parts.append(f"{offer.profile} {at}" + (" (on a machine)" if offer.seconds is not None else ""))
     if waits := by_code.get("waits"):
         parts.append(f"{listed(o.profile for o in waits)} would wait")
     if refused := by_code.get("refused"):

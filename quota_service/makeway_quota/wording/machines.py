@@ -41,7 +41,7 @@ REASONS: Mapping[str, str] = {
     "stock_out": "The provider has no such machine now.",
     "quota": "The account at the provider may have no more machines of this kind.",
     "throttled": "The provider takes no more calls for now.",
-    "denied": "The provider refuses the credentials.",
+    "denied": "The provider refuses the credentials, or they do not allow it.",
     "invalid": "The provider does not take the request.",
     "boot_failed": "Machines of this type did not become ready.",
     "spot_lost": "The provider takes back spot machines of this type.",
@@ -96,8 +96,13 @@ def machine_coming(v: FactValues) -> str:
 
 
 def no_machine(v: FactValues) -> str:
-    """Return that no machine is coming for a workload."""
-    return f"No machine is coming for it: {_has(v)}."
+    """Return that no machine is coming for a workload, and the first cause of that where there is one."""
+    return f"No machine is coming for it: {_why(v)}."
+
+
+def machine_count(v: FactValues) -> str:
+    """Return how many machines there are, and may be: `cloud has 1 of at most 3 machines.`."""
+    return f"{_has(v)}."
 
 
 # -- what a request would get ------------------------------------------------------------------------------------
@@ -109,28 +114,42 @@ def machine_offered(v: FactValues) -> str:
     texts = [f"{'a machine' if many == 1 else f'{many} machines'} of type {name}" for name, many in types.items()]
     text = listed(texts) + " would be started"
     if v["existing"]:
-        text += f" beside {count(v['existing'], 'machine')} with room for it"
-    return f"{text[0].upper()}{text[1:]}: {_when(v)}. {_has(v)}."
+        text += f", and {v['existing']} that {'exists has' if v['existing'] == 1 else 'exist have'} room"
+        total = v["machines"]
+        return f"{_capital(text)}: {_when(v)}{_price(v)} for {'both' if total == 2 else f'all {total}'}. {_has(v)}."
+    return f"{_capital(text)}: {_when(v)}{_price(v)}. {_has(v)}."
 
 
 def machine_on_its_way(v: FactValues) -> str:
-    """Return that machines which boot already would have room for a request."""
-    one = v["machines"] == 1
-    what = "A machine that boots already has" if one else f"{v['machines']} machines that boot already have"
-    return f"{what} room for it: {_when(v)}. {_has(v)}."
+    """Return that machines which are ready or on their way would have room for a request."""
+    many, ready = v["machines"], v["ready"]
+    if many == 1:
+        text = "A machine that is ready has" if ready else f"A machine that is already {_stage(v)} has"
+    elif ready in (0, many):
+        text = f"{many} machines that are {'ready' if ready else f'already {_stage(v)}'} have"
+    else:
+        text = f"{many} machines, {ready} of them ready, have"
+    when = "" if ready == many else f": {_when(v)}"
+    return f"{text} room for it{when}{_price(v)}. {_has(v)}."
+
+
+def _stage(v: FactValues) -> str:
+    return "booting" if v["booting"] else "being launched"
 
 
 def _when(v: FactValues) -> str:
     if "seconds" in v:
-        text = f"ready in about {duration(v['seconds'])}"
-    else:
-        text = "later than most" if v.get("late") else "how long it takes to boot is not known yet"
-    return text + (f", about {_money(v['price'], v['currency'])}/h" if "price" in v else "")
+        return f"ready in about {duration(v['seconds'])}"
+    return "later than most" if v.get("late") else "boot time not known yet"
+
+
+def _price(v: FactValues) -> str:
+    return f", about {_money(v['price'], v['currency'])}/h" if "price" in v else ""
 
 
 def no_machine_offered(v: FactValues) -> str:
-    """Return that no machine would be started for a request."""
-    return f"No machine would be started for it: {_has(v)}."
+    """Return that no machine would be started for a request, and the first cause of that where there is one."""
+    return f"No machine would be started for it: {_why(v)}."
 
 
 def next_launch(v: FactValues) -> str:
@@ -143,34 +162,45 @@ def next_launch(v: FactValues) -> str:
 
 def _limit(v: FactValues) -> str:
     of = f"of type {v['type']} " if v["type"] else ""
-    return f"At most {count(v['limit'], 'machine')} {of}{'is' if v['limit'] == 1 else 'are'} allowed."
+    return f"at most {count(v['limit'], 'machine')} {of}{'is' if v['limit'] == 1 else 'are'} allowed"
 
 
 def _used_up(v: FactValues, what: str) -> str:
     used, one = f"{v['used']:,.2f} of {_money(v['limit'], v['currency'])}", _money(v["price"], v["currency"])
-    return f"The budget {what} leaves no room: {used} are taken, and a machine of type {v['type']} costs {one}/h."
+    return f"the budget {what} leaves no room, as {used} are taken and a machine of type {v['type']} costs {one}/h"
 
 
 CAUSES: Mapping[str, Callable[[FactValues], str]] = {
-    "paused": lambda v: f"{v['deployment']} is paused.",
-    "deleting": lambda v: f"{v['deployment']} is being deleted.",
+    "paused": lambda v: f"{v['deployment']} is paused",
+    "deleting": lambda v: f"{v['deployment']} is being deleted",
     "max_machines": _limit,
     "hour_budget": lambda v: _used_up(v, "of an hour"),
     "month_budget": lambda v: _used_up(v, "of the month"),
-    "price_unknown": lambda v: f"{v['deployment']} has a budget, and the price of a machine is not known.",
-    "too_small": lambda v: f"No type of {v['deployment']} is large enough: the largest has {gpus(v['gpus'])}.",
-    "stock_out": lambda v: f"The provider is out of machines of type {v['type']}.",
-    "quota": lambda v: f"The account at the provider may have no more machines of type {v['type']}.",
-    "throttled": lambda v: "The provider takes no more calls for now.",
-    "denied": lambda v: "The provider refuses the credentials.",
-    "invalid": lambda v: f"The provider does not take the request for type {v['type']}.",
-    "boot_failed": lambda v: f"Machines of type {v['type']} did not become ready.",
-    "spot_lost": lambda v: f"The provider takes back spot machines of type {v['type']}.",
-    "no_answer": lambda v: f"The provider did not answer the last launch of type {v['type']}.",
+    "price_unknown": lambda v: f"{v['deployment']} has a budget, and the price of a machine is not known",
+    "too_small": lambda v: f"no type of {v['deployment']} is large enough, as the largest has {gpus(v['gpus'])}",
+    "stock_out": lambda v: f"the provider is out of machines of type {v['type']}",
+    "quota": lambda v: f"the account at the provider may have no more machines of type {v['type']}",
+    "throttled": lambda v: "the provider takes no more calls for now",
+    "denied": lambda v: "the provider refuses the credentials, or they do not allow it",
+    "invalid": lambda v: f"the provider does not take the request for type {v['type']}",
+    "boot_failed": lambda v: f"machines of type {v['type']} did not become ready",
+    "spot_lost": lambda v: f"the provider takes back spot machines of type {v['type']}",
+    "no_answer": lambda v: f"the provider did not answer the last launch of type {v['type']}",
 }
-"""By the code of the cause for which no machine is launched"""
+"""By the code of the cause for which no machine is launched: what follows `No machine is coming for it:`"""
+NAME_FIRST = frozenset({"paused", "deleting", "price_unknown"})
+"""The causes that begin with the name of the deployment, which stays as it is"""
 
 
 def no_launch(v: FactValues) -> str:
-    """Return why no machine is launched for a workload."""
-    return CAUSES[v["cause"]](v)
+    """Return why no machine is launched for a workload, as a sentence."""
+    text = CAUSES[v["cause"]](v)
+    return f"{text if v['cause'] in NAME_FIRST else _capital(text)}."
+
+
+def _why(v: FactValues) -> str:
+    return CAUSES[v["cause"]](v) if "cause" in v else _has(v)
+
+
+def _capital(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}"

@@ -17,6 +17,7 @@ from makeway_api.quantities import count, gpus, listed, memory, number
 from ..engine.plan import Fact
 from .machines import (
     machine_coming,
+    machine_count,
     machine_offered,
     machine_on_its_way,
     next_launch,
@@ -406,7 +407,11 @@ SENTENCES: Mapping[str, Sentence] = {
     "machine_coming": lambda v, n: machine_coming(v),
     "machine_undecided": lambda v, n: f"Whether a machine of {_pool(v, n)} comes for it is decided in a moment.",
     "no_deployment": lambda v, n: f"No machine is coming for it: no deployment launches machines for {_pool(v, n)}.",
+    "no_deployment_offered": lambda v, n: (
+        f"No machine would be started for it: no deployment launches machines for {_pool(v, n)}."
+    ),
     "no_machine": lambda v, n: no_machine(v),
+    "machine_count": lambda v, n: machine_count(v),
     "no_launch": lambda v, n: no_launch(v),
     "machine_offered": lambda v, n: machine_offered(v),
     "machine_on_its_way": lambda v, n: machine_on_its_way(v),

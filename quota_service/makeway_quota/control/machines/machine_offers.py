@@ -26,10 +26,10 @@ def offered(offer: Offer, pool: str, prospects: Sequence[Prospect | WouldLaunch 
             return _launched(offer, one, now)
     none = next((one for one in prospects if isinstance(one, NotComing)), None)
     if none is None:
-        facts: tuple[Fact, ...] = (Fact("no_deployment", {"pool": pool}),)
+        facts: tuple[Fact, ...] = (Fact("no_deployment_offered", {"pool": pool}),)
         return _without(offer, facts, {"pool": pool})
     values = _counts(none)
-    facts = (Fact("no_machine_offered", values), *launch_facts(none.causes))
+    facts = launch_facts("no_machine_offered", none.causes, values)
     if none.until is not None and none.until > now:
         facts = (*facts, Fact("next_launch", {"seconds": about(none.until - now)}))
     return _without(offer, facts, {**values, "causes": tuple(dict.fromkeys(cause.code for cause in none.causes))})
@@ -50,7 +50,7 @@ def _launched(offer: Offer, one: WouldLaunch | Coming, now: float) -> Offer:
     else:
         code = "machine_on_its_way"
         seconds = None if one.at is None else one.at - now
-        values |= {"machines": one.machines, "late": one.late}
+        values |= {"machines": one.machines, "booting": one.booting, "ready": one.ready, "late": one.late}
     if seconds is not None:
         values["seconds"] = about(seconds)
     if one.price is not None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ...autoscale.budget import UNIT
 from ...autoscale.prospects import Cause, Coming, NotComing, Prospect
 from ...engine.index.pending import Pending, PendingGroup, PendingReason
-from ...engine.plan import Code, Fact, Facts, Number, Plan, Waiting
+from ...engine.plan import Code, Fact, Facts, Number, Numbers, Plan, Waiting
 from ...engine.snapshot import Workload
 
 Deployments = Sequence[tuple[Collection[str], Mapping[str, Prospect]]]
@@ -175,14 +175,17 @@ def _not_coming(one: NotComing) -> PendingReason:
         "all_machines": one.count.machines,
         "limit": one.count.limit,
     }
-    facts = (Fact("no_machine", counts), *launch_facts(one.causes))
+    facts = launch_facts("no_machine", one.causes, counts)
     causes = tuple(dict.fromkeys(cause.code for cause in one.causes))
     return PendingReason(NONE_COMES, RULE, facts, counts | {"causes": causes}, one.until)
 
 
-def launch_facts(causes: Iterable[Cause]) -> Facts:
-    """Return why no machine is launched as facts, with amounts in units of the currency."""
-    facts = []
+def launch_facts(code: str, causes: Iterable[Cause], counts: Numbers) -> Facts:
+    """Return why no machine is launched as facts, with amounts in units of the currency.
+
+    That of `code` has the first cause, or the counts of machines where there is none; else these come last.
+    """
+    facts: list[Fact] = []
     for cause in causes:
         amounts: dict[str, Number] = {
             name: value / UNIT if name in ("used", "price") or (name == "limit" and "used" in cause.values) else value
@@ -190,5 +193,5 @@ def launch_facts(causes: Iterable[Cause]) -> Facts:
             if not isinstance(value, str)
         }
         texts = {name: value for name, value in cause.values.items() if isinstance(value, str)}
-        facts.append(Fact("no_launch", {"cause": cause.code, **texts, **amounts}))
-    return tuple(facts)
+        facts.append(Fact("no_launch" if facts else code, {"cause": cause.code, **texts, **amounts}))
+    return (*facts, Fact("machine_count" if facts else code, counts))
