@@ -28,7 +28,7 @@ class MachinePrice(Wire):
     pool: str
     market: str
     gpus: int = Field(description="GPUs of a machine for jobs")
-    price: float | None = Field(None, description="of an hour, the maximum on the spot market; null: not known")
+    price: float | None = Field(None, description="of an hour, on the spot market the `spot_price`; null: not known")
     gpu_price: float | None = Field(
         None, description="of an hour of one of its GPUs; null: not known, or it has no GPUs for jobs"
     )

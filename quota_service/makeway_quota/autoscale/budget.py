@@ -1,7 +1,7 @@
 """Count the money of a deployment: committed for an hour, spent in a month, and what one more machine would add.
 
 All amounts are integers in millionths of the currency, rounded up. A machine counts from the moment it is requested
-until it is gone, a spot machine at its maximum price. An unknown price is never zero: with a limit, it launches
+until it is gone, a spot machine at its `spot_price`. An unknown price is never zero: with a limit, it launches
 nothing.
 """
 

@@ -49,7 +49,7 @@ class MachineType:
     """One type of machines of one pool. `gpus` are whole devices, `cpu` thousandths of a core, `memory` MiB.
 
     Prices are millionths of the currency for an hour, None where they are not known. A spot machine counts at its
-    maximum price, as no more is ever paid.
+    `spot_price`, which is the most that is paid only where its provider has such a limit.
     """
 
     name: str

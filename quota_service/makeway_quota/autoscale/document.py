@@ -132,7 +132,9 @@ class TypeTable(Table):
         None, description="Price of an hour on demand; with a budget, none is launched without"
     )
     spot_price: Amount | None = Field(
-        None, description="The most that an hour may cost on the spot market; it counts as the price"
+        None,
+        description="Price of an hour on the spot market; `aws`: the most that it may cost; "
+        "`gcp`: what Makeway counts, no limit at Google",
     )
     max_machines: Annotated[int, count("machines", 10_000)] = Field(1, description="Machines of this type, at most")
     min_idle: Annotated[int, count("machines", 1000)] = Field(
