@@ -58,8 +58,7 @@ def test_a_machine_that_would_be_started_is_offered_with_its_time_and_price() ->
 def test_what_is_not_known_of_a_machine_is_not_made_up() -> None:
     offer = offer_of(Fleet(replace(POOL, types=(replace(ONE, price=None),))), boots={})
     assert words(offer) == (
-        "A machine of type g2 would be started: boot time not known yet. "
-        "cloud has 0 of at most 3 machines."
+        "A machine of type g2 would be started: boot time not known yet. cloud has 0 of at most 3 machines."
     )
     assert (offer.code, offer.seconds) == ("ready_after_launch", None)
     assert "price" not in offer.numbers
@@ -133,7 +132,8 @@ def test_a_machine_whose_drain_ends_when_it_is_needed_is_offered_without_a_boot(
 def test_machines_that_exist_are_offered_by_their_states(values: dict[str, int], text: str) -> None:
     counts = {"deployment": "cloud", "all_machines": 3, "limit": 3, "late": False}
     boot = "" if values["ready"] == values["machines"] else "boot time not known yet. "
-    assert sentence((Fact("machine_on_its_way", counts | values),)) == f"{text}{boot}cloud has 3 of at most 3 machines."
+    told = sentence((Fact("machine_on_its_way", counts | values),))
+    assert told == f"{text}{boot}cloud has 3 of at most 3 machines."
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,9 @@ def test_where_no_machine_would_be_started_the_offer_says_why(change: dict[str, 
 
 
 def test_a_deployment_that_is_being_deleted_starts_no_machine_for_a_request() -> None:
-    assert words(offer_of(Fleet(POOL), deleting=True)).startswith("No machine would be started for it: cloud is being deleted.")
+    assert words(offer_of(Fleet(POOL), deleting=True)).startswith(
+        "No machine would be started for it: cloud is being deleted."
+    )
 
 
 def test_a_type_that_is_out_of_stock_says_when_it_is_tried_again() -> None:

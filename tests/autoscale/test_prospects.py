@@ -144,7 +144,9 @@ def test_what_forbids_a_launch_is_told_plainly(deployment: Deployment, expected:
 
 
 def test_a_deployment_that_is_deleted_is_told_as_such() -> None:
-    assert sentence(words(told(fleet_of(POOL, gpu_work()), deleting=True)).facts).startswith("No machine is coming for it: cloud is being deleted.")
+    assert sentence(words(told(fleet_of(POOL, gpu_work()), deleting=True)).facts).startswith(
+        "No machine is coming for it: cloud is being deleted."
+    )
 
 
 def test_out_of_stock_is_told_with_the_next_try() -> None:
