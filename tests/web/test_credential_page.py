@@ -65,20 +65,19 @@ async def test_credentials_are_added_rotated_and_deleted_and_no_served_byte_has_
     assert opened(web, "git-server") == {"host": GIT["host"], "user": "deploy", "token": TOKEN}
 
     form = await admin.get(f"{PAGE}?rotate=git-server")
-    assert "Rotate git-server" in words(form)
+    assert "Rotate git-server Server and user are sealed too: enter them again." in words(form)
     again = GIT | {"replaces": "git-server"}
     await admin.post(PAGE, **again, value=f"{TOKEN}-new")
     assert opened(web, "git-server")["token"] == f"{TOKEN}-new"
 
     asked = words(await admin.post(f"{PAGE}/git-server/delete"))
-    assert (
-        "git-server is in use by jobs of R&D. Jobs that run keep it until they end; later ones start without it."
-        in (html.unescape(asked))
+    assert "git-server is for jobs of R&D. Attempts that run keep it; jobs that start or resume later do without." in (
+        html.unescape(asked)
     )
     assert "git-server" in stored(web), "the first press deletes nothing that is in use"
     page = await admin.post(f"{PAGE}/git-server/delete")
     token = re.findall(r'name="confirmation" value="([^"]+)"', page)[0]
-    await admin.post(f"{PAGE}/git-server/delete", confirmation=token)
+    assert "git-server is deleted." in words(await admin.post(f"{PAGE}/git-server/delete", confirmation=token))
     assert stored(web) == {}
     log = await admin.get(f"{PREFIX}decisions")
     assert "root set the credential git-server (git) of rnd." in words(log)
@@ -91,10 +90,12 @@ async def test_a_credential_of_a_cloud_names_its_deployment_and_goes_at_once_wit
     admin = Secretive(await web.browser("root"))
     shown = words(await admin.post(PAGE, **CLOUD_KEY))
     assert "cloud cloud no deployment: none is named cloud" in shown
-    await admin.post(f"{PAGE}/cloud/delete")
+    assert "cloud is deleted." in words(await admin.post(f"{PAGE}/cloud/delete"))
     assert stored(web) == {}
     await admin.post(PAGE, **CLOUD_KEY)
     await saved(web, CLOUD)
+    form = words(await admin.get(f"{PAGE}?rotate=cloud"))
+    assert "sealed too" not in form, "a credential of a cloud has no server and no user"
     assert "the deployment cloud" in words(await admin.get(PAGE))
     assert "cloud is in use by the deployment cloud." in words(await admin.post(f"{PAGE}/cloud/delete"))
     assert "cloud" in stored(web)
@@ -104,8 +105,8 @@ async def test_a_credential_of_a_cloud_names_its_deployment_and_goes_at_once_wit
 @pytest.mark.parametrize(
     ("change", "status", "message"),
     [
-        ({"name": "Bad Name"}, 422, "A name has small letters"),
-        ({"host": "https://git.example.org/path"}, 422, "without a path."),
+        ({"name": "Bad Name"}, 422, "at most 63, beginning and ending with a letter or digit."),
+        ({"host": "https://git.example.org/path"}, 422, "The server (host) is an address such as"),
         ({"user": ""}, 422, "needs its server and its user."),
         ({"team": "moon"}, 422, "There is no team moon."),
         ({"kind": "cloud", "team": "", "value": TOKEN}, 422, "is lines NAME=VALUE"),
@@ -125,7 +126,8 @@ async def test_what_is_wrong_is_said_without_the_value_and_the_rest_stays_typed(
     await admin.post(PAGE, **(GIT | {"name": "there", "value": "before"}))
     page = await admin.post(PAGE, status, **(GIT | {"value": TOKEN} | change))
     assert message in words(page)
-    assert "The value was not kept: enter it again." in words(page)
+    again = "The value was not kept: enter it again." in words(page)
+    assert again == (change.get("value") != " "), "there was one"
     assert html.escape(change.get("name", "git-server")) in page
     assert TOKEN not in admin.served
     assert opened(web, "there")["token"] == "before"

@@ -116,7 +116,7 @@ def _check(kind: str, name: str, given: dict[str, str]) -> None:
     if sorted(given) != sorted(needed) or not all(given.values()):
         raise refuse(f"A credential of the kind {kind} has exactly {', '.join(needed)}.", "invalid_credential", 422)
     if kind == GIT and not HOST.fullmatch(given["host"]):
-        message = "host is the address of a Git server, such as https://git.example.org, without a path."
+        message = "The server (host) is an address such as https://git.example.org, without a path."
         raise refuse(message, "invalid_credential", 422)
     if kind == FILE and name == GIT_FILE:
         raise refuse(f"{GIT_FILE} is the file of credentials of the kind git.", "invalid_credential", 422)

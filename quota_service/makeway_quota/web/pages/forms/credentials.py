@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
@@ -17,6 +18,7 @@ from makeway_api.models import CREDENTIAL_NAME, Credential, CredentialRequest
 from makeway_api.models.credentials import CredentialKind, cloud_values
 from pydantic import SecretStr
 
+from ....policy.quantities import SLUG_RULE
 from ....services import Services
 from ....services.refusals import refuse
 from ...dependencies import TheServices
@@ -31,13 +33,13 @@ router = APIRouter(include_in_schema=False)
 KINDS: Mapping[CredentialKind, str] = {
     "git": "of a Git server, for jobs",
     "file": "a file for jobs, such as the keys of a storage",
-    "cloud": "of the cloud of a deployment, which has the same name",
+    "cloud": "what the deployment of this name logs in to its cloud with",
 }
 MAX_VALUE = 65_536
 """Characters of a value, as in the API"""
 NOTHING = SecretStr("")
 NAME = re.compile(CREDENTIAL_NAME)
-BAD_NAME = "A name has small letters, digits, dots, dashes and underscores: at most 63, the first and last no sign."
+BAD_NAME = f"A name has {SLUG_RULE}."
 AGAIN = "The value was not kept: enter it again."
 
 
@@ -60,6 +62,7 @@ async def credentials_page(
     services: TheServices,
     rotate: Annotated[str, Query(max_length=63)] = "",
     done: Annotated[str, Query(max_length=63)] = "",
+    deleted: Annotated[str, Query(max_length=63)] = "",
 ) -> Response:
     """Show all credentials without their values; with `rotate`, the form that replaces the value of one."""
     _only_administrators(visitor)
@@ -67,7 +70,8 @@ async def credentials_page(
     form = CredentialForm()
     if found is not None:
         form = CredentialForm(found.name, _kind(found.kind), found.team, replaces=found.name)
-    return await _page(request, visitor, services, form, notice=f"{done} is set." if done else None)
+    notice = f"{done} is set." if done else f"{deleted} is deleted." if deleted else None
+    return await _page(request, visitor, services, form, notice=notice)
 
 
 @router.post("/credentials")
@@ -92,8 +96,9 @@ async def save(
         wanted = CredentialRequest(kind=kind, team=team, values=_values(form, text))
         await services.credentials.save(visitor.caller, form.name, wanted)
     except MakewayError as error:
-        return await _page(request, visitor, services, form, status=error.status, problem=f"{error.message} {AGAIN}")
-    return _to(request, form.name)
+        problem = f"{error.message} {AGAIN}" if text.strip() else error.message
+        return await _page(request, visitor, services, form, status=error.status, problem=problem)
+    return _to(request, done=form.name)
 
 
 @router.post("/credentials/{name}/delete")
@@ -115,7 +120,7 @@ async def delete(
             asks = {"name": name, "use": use, "token": token, "cloud": found.kind == "cloud"}
             return await _page(request, visitor, services, CredentialForm(), asks=asks)
     await services.credentials.delete(visitor.caller, name)
-    return _to(request)
+    return _to(request, deleted=name)
 
 
 async def _check(services: Services, visitor: Visitor, form: CredentialForm, text: str) -> None:
@@ -169,9 +174,9 @@ async def _page(
     return await page(request, "credentials.html", visitor, status=status, **shown, **known)
 
 
-def _to(request: Request, done: str = "") -> Response:
+def _to(request: Request, **notice: str) -> Response:
     settings: WebSettings = request.app.state.settings
-    return RedirectResponse(f"{settings.prefix}credentials{f'?done={done}' if done else ''}", status_code=303)
+    return RedirectResponse(f"{settings.prefix}credentials?{urlencode(notice)}", status_code=303)
 
 
 def _signer(request: Request) -> Any:
