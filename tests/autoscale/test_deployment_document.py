@@ -289,7 +289,12 @@ def test_a_document_for_gcp_reads_back_as_the_same_and_is_all_in_the_request() -
         ("[gpu-machine]", "[sg_0abc]", '"sg_0abc" is not a network tag'),
         ("disk: 200Gi", "disk: 65Ti", "at most 64Ti"),
         ("    accelerator: nvidia-tesla-t4\n", "", "n1-standard-8 has no GPUs of its own"),
-        ("instance: n1-standard-8", "instance: g2-standard-8", "GPUs are added to machine types such as n1-standard-8"),
+        ("instance: n1-standard-8", "instance: g2-standard-8", "only N1 types with gpus take an accelerator"),
+        (
+            "    accelerator: nvidia-tesla-t4\n    gpus: 2\n",
+            "    accelerator: nvidia-tesla-t4\n",
+            "remove it, or set gpus",
+        ),
         ("nvidia-tesla-t4", "T4", '"T4" is not a type of GPUs'),
         ("provider: gcp", "provider: local", "the provider local has no accelerator; remove it"),
         ("provider: gcp", "provider: aws", "machine types of AWS have their GPUs; remove it"),

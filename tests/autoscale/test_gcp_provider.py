@@ -369,7 +369,7 @@ def test_a_key_that_google_does_not_know_is_denied(cloud: GceCloud) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"access_key_id": "hunter2"}, "Google knows no access_key_id in the key"),
+        ({"access_key_id": "hunter2"}, "has access_key_id, which no key of a service account has"),
         ({"client_email": ""}, "has no client_email"),
         ({"type": "authorized_user"}, "is no key of a service account"),
         ({"private_key": "hunter2"}, "cannot be read"),

@@ -22,6 +22,7 @@ from google.api_core.client_options import ClientOptions
 from google.api_core.timeout import ConstantTimeout
 from google.cloud import compute_v1
 from google.oauth2 import service_account
+from makeway_api.quantities import gpus
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from ..deployment import Deployment, MachineType
@@ -297,7 +298,7 @@ class GcpProvider:
         found = self._client(compute_v1.MachineTypesClient).get(request, **_once())
         own = sum(one.guest_accelerator_count for one in found.accelerators)
         if own and own != kind.gpus:
-            raise InvalidLaunch(f"machineTypes.get: {kind.instance} has {own} GPUs, and the document says {kind.gpus}")
+            raise InvalidLaunch(f"machineTypes.get: {kind.instance} has {gpus(own)}, and the document says {kind.gpus}")
 
     def _accelerator(self, kind: MachineType, zone: str) -> None:
         request = compute_v1.GetAcceleratorTypeRequest(
@@ -312,7 +313,7 @@ def _credentials(secrets: Mapping[str, str]) -> Any:
         with explained("credentials"):
             return google.auth.default(scopes=SCOPES)[0]
     if unknown := sorted(secrets.keys() - KEYS):
-        raise Denied(f"Google knows no {', '.join(unknown)} in the key of a service account")
+        raise Denied(f"The credential has {', '.join(unknown)}, which no key of a service account has")
     if missing := [name for name in NEEDED_KEYS if not secrets.get(name)]:
         raise Denied(f"the key of a service account has no {', '.join(missing)}: give the file of its key as it is")
     if secrets["type"] != "service_account":

@@ -75,7 +75,7 @@ def explained(action: str) -> Iterator[None]:
     except GoogleAPICallError as error:
         raise _answered(error)(f"{action}: {_text(error)}") from error
     except TransportError as error:
-        raise AnswerLost(f"{action}: no answer for the credentials: {str(error)[:MAX_MESSAGE]}") from error
+        raise AnswerLost(f"{action}: no answer when logging in: {str(error)[:MAX_MESSAGE]}") from error
     except GoogleAuthError as error:
         lost = bool(getattr(error, "retryable", False))
         raise (AnswerLost if lost else Denied)(f"{action}: {str(error)[:MAX_MESSAGE]}") from error

@@ -32,7 +32,7 @@ SETTINGS: Mapping[str, Sequence[Setting]] = {
     ),
     "gcp": (
         Setting("project", "Id of the project of all of its machines", required=True),
-        Setting("network", "Name of the VPC network of zones without a subnet; default: default"),
+        Setting("network", "Name of the VPC network of zones without a subnet; without it, the network default"),
         Setting("external_ip", "true: each machine gets an address in the internet; default: false"),
         Setting("disk_type", "Type of the first disk, such as hyperdisk-balanced; default: pd-balanced"),
         Setting(
@@ -128,7 +128,7 @@ def _gcp_type(deployment: Deployment, loc: Loc, kind: MachineType) -> Iterator[P
     if not TYPE.fullmatch(kind.instance):
         yield (*loc, "instance"), f"{quote(kind.instance)} is not a machine type; write one such as g2-standard-8"
     if not kind.machine_image:
-        expected = "projects/debian-cloud/global/images/family/debian-12"
+        expected = "projects/my-project-123/global/images/family/gpu-machines"
         yield loc, f"the machine type {quote(kind.name)} has no machine_image; write one such as {expected}"
     elif not IMAGE.fullmatch(kind.machine_image):
         expected = "projects/P/global/images/NAME or projects/P/global/images/family/NAME"
@@ -142,7 +142,7 @@ def _gcp_type(deployment: Deployment, loc: Loc, kind: MachineType) -> Iterator[P
     if kind.disk > MAX_DISK:
         yield (*loc, "disk"), "a disk has at most 64Ti; make it smaller"
     if kind.accelerator and (not kind.instance.startswith("n1-") or not kind.gpus):
-        message = "GPUs are added to machine types such as n1-standard-8 only, as many as gpus says; remove it"
+        message = "only N1 types with gpus take an accelerator: remove it, or set gpus"
         yield (*loc, "accelerator"), message
     elif kind.accelerator and not GCP_NAME.fullmatch(kind.accelerator):
         yield (
