@@ -76,7 +76,7 @@ def test_what_machines_cost_is_what_is_worked_out_by_hand(world: World, capsys: 
         "hours": round((first + second) / 3600, 2), "cost": round((first + second) / 1000, 2), "currency": "EUR",
     }  # fmt: skip
     assert result["spend"] == {"EUR": machines["cost"]}
-    assert (result["wait_mean_s"], result["wait_p95_s"], result["never_started"]) == (180, 180, 0)
+    assert (result["wait_mean_s"], result["wait_p95_s"], result["still_waiting"]) == (180, 180, 0)
     assert result["utilisation_percent"] == round(100 * (3600 + 7200 + 3600) / (2 * (first + second)), 2)
     sentence = "In all 3.44 machine-hours, 12.38 EUR; jobs waited 180 s on average, 95 % of them 180 s at most."
     assert sentence in capsys.readouterr().out
@@ -134,11 +134,11 @@ def test_work_that_no_machine_is_for_is_reported_and_ends_the_simulation(
 ) -> None:
     jobs = "0,rnd,1,100,one\n0,rnd,16,100,huge\n"
     result = world.result(jobs, "--deployment", world.deployment())
-    assert (result["jobs"], result["never_started"]) == (1, 1)
+    assert (result["jobs"], result["still_waiting"]) == (1, 1)
     assert result["days"] < 0.1
     assert "1 still waited at the end" in capsys.readouterr().out
     paused = world.result("0,rnd,1,100,one\n", "--deployment", world.deployment(paused="true"))
-    assert (paused["never_started"], paused["machines"][0]["machines"], paused["machine_hours"]) == (1, 0, 0)
+    assert (paused["still_waiting"], paused["machines"][0]["machines"], paused["machine_hours"]) == (1, 0, 0)
 
 
 def test_both_planners_of_the_simulator_launch_the_same(world: World) -> None:

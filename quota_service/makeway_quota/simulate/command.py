@@ -89,7 +89,7 @@ def _cluster(
     static = [pool.name for pool in document.pools if pool.name not in growing]
     if launching and not static:
         if gpus is not None:
-            raise ValueError(f"{file}: --gpus is for pools that do not grow, and deployments serve all of them.")
+            raise ValueError(f"{file}: --gpus is for pools that do not grow, and deployments serve all pools.")
         return of_document(Path(file).stem, document, arrivals, node_gpus=node_gpus, gpus=0, deployments=launching)
     if launching and gpus is None:
         raise ValueError(f"{file}: say with --gpus how many GPUs the other pools have: {', '.join(static)}.")

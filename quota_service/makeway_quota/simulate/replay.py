@@ -49,8 +49,8 @@ class Outcome:
     """GPU-seconds of useful work"""
     passes: int = 0
     machines: tuple[MachineUse, ...] = ()
-    never_started: int = 0
-    """jobs that still waited at the end"""
+    still_waiting: int = 0
+    """jobs that waited at the end, also those that ran and were evicted"""
     machines_at_most: int = 0
     """milli-GPUs of machines of deployments at once, at most"""
 

@@ -46,7 +46,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "delay_big_mean_h": round(mean(big), 4) if big else 0.0,
         "wait_mean_s": round(mean(waits), 1) if waits else 0.0,
         "wait_p95_s": round(percentile(waits, 0.95), 1),
-        "never_started": outcome.never_started,
+        "still_waiting": outcome.still_waiting,
         "machine_hours": round(sum(use.seconds for use in outcome.machines) / HOUR, 2),
         "spend": _spend(outcome.machines),
         "machines": [_use(use) for use in outcome.machines],
@@ -150,7 +150,7 @@ def machines_sentence(numbers: Numbers) -> str:
     """Return what all machines of a simulation cost, and how long its jobs waited."""
     spend = " and ".join(money(amount, currency) for currency, amount in numbers["spend"].items())
     waits = f"jobs waited {_seconds(numbers['wait_mean_s'])} on average, 95 % of them {_seconds(numbers['wait_p95_s'])}"
-    left = f"; {numbers['never_started']:,} still waited at the end" if numbers["never_started"] else ""
+    left = f"; {numbers['still_waiting']:,} still waited at the end" if numbers["still_waiting"] else ""
     return f"In all {numbers['machine_hours']:,.2f} machine-hours, {spend}; {waits} at most{left}."
 
 
