@@ -151,7 +151,7 @@ async def test_the_records_of_machines_need_a_right_only_where_the_cluster_adds_
     denying(("configmaps", "update"), ("configmaps", "delete"))(server)
     assert await findings(server) == before, "no deployment launches nodes here"
     (right,) = [one for one in await findings(server, placeholder_class="low") if one.check == "rights"]
-    assert "may not update, delete configmaps: deployments of nodes launch none" in right.what
+    assert "may not update, delete configmaps: deployments with the provider kubernetes launch no nodes" in right.what
 
 
 async def test_the_account_of_the_hub_need_not_see_nodes() -> None:

@@ -201,7 +201,7 @@ def agreed() -> bool:
 def latest(name: str = "") -> Path | None:
     """Return the newest complete checkpoint of `saving` or `loop` (of that name), or None; never a half-written one.
 
-    One of whose files bytes are missing now is passed over with a message, and is an OSError where it is the only one.
+    A checkpoint that has lost bytes since is passed over with a message; OSError if no other is left.
     """
     _signals.install()
     return _folder(name).newest()

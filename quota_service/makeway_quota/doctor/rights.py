@@ -50,7 +50,10 @@ TEMPLATES = Right("resource.k8s.io", "resourceclaimtemplates", ("get",), without
 HOMES = Right("", "persistentvolumeclaims", ("get",), without="jobs have no home")
 """With a claim of homes (`jobs.home` of the chart) besides"""
 MACHINES = Right(
-    "", "configmaps", ("create", "get", "list", "update", "delete"), without="deployments of nodes launch none"
+    "",
+    "configmaps",
+    ("create", "get", "list", "update", "delete"),
+    without="deployments with the provider kubernetes launch no nodes",
 )
 """With a priority class of placeholders (`clusterAutoscaler.enabled` of the chart) besides"""
 HUB = (

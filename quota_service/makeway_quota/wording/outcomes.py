@@ -302,5 +302,5 @@ def no_sessions(profile: str, pools: Sequence[str]) -> str:
     what = f"the pool {pools[0]}" if len(pools) == 1 else f"the pools {names(pools)}"
     return (
         f"{profile} cannot be used for notebooks: it may go to {what}, where only jobs run, as notebooks start on the "
-        "nodes of the first backend. Leave it to jobs, or take these pools out of it."
+        "nodes of the first backend. Leave it to jobs, or an administrator can take these pools out of it."
     )
