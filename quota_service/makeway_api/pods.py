@@ -1,4 +1,4 @@
-"""Define what the pods of jobs and of notebooks have in common: labels, annotations, and claims of devices.
+"""Define what the pods of jobs and of notebooks have in common: labels, annotations, faults, and claims of devices.
 
 The spawner and the service set the labels and annotations, and the service reads them.
 """
@@ -28,6 +28,18 @@ PLACEMENT = "makeway/placement"
 """An annotation: the granted nodes and devices."""
 STAYS_PUT = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 """Annotations by which autoscalers do not move a pod to another node, which would end what runs in it."""
+IMAGE_FAULTS = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+    }
+)
+"""The reasons with which the kubelet has a container wait that has no image; those of its events are others."""
 
 
 def missing_claims(pod: Mapping[str, Any]) -> list[str]:

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from makeway_api.pods import missing_claims, template_list
+from makeway_api.pods import IMAGE_FAULTS, missing_claims, template_list
 from makeway_api.quantities import listed
 
 NOTEBOOK = "spec.containers{notebook}"
 """The field path of events about the container with the notebook server."""
-IMAGE_FAULTS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "InspectFailed"})
 NO_CLAIM = "FailedResourceClaimCreation"
 """The reason of the event of a pod whose claims of devices Kubernetes cannot make."""
 UNPLACED = ("Unschedulable", "SchedulingGated")

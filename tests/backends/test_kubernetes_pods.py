@@ -590,6 +590,16 @@ def test_a_pod_is_kept_with_its_place_in_the_attempt() -> None:
             "image_pull",
             "its image cannot be pulled: Back-off pulling image",
         ),
+        (
+            pod("Pending", **waiting("ImageInspectError", 'Failed to inspect image "x"')),
+            "image_pull",
+            'its image cannot be pulled: Failed to inspect image "x"',
+        ),
+        (
+            pod("Pending", **waiting("SignatureValidationFailed", "no signature of a known key")),
+            "image_pull",
+            "its image cannot be pulled: no signature of a known key",
+        ),
         (pod("Pending", **waiting("InvalidImageName")), "no_image", "its image cannot be pulled: InvalidImageName"),
         (
             pod(

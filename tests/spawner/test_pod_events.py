@@ -78,6 +78,13 @@ def test_a_pod_says_itself_that_its_image_is_missing() -> None:
     assert waiting({}) is None
 
 
+@pytest.mark.parametrize("reason", ["ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"])
+def test_a_pod_whose_image_fails_in_a_rarer_way_says_so_itself(reason: str) -> None:
+    result = waiting(pod(reason, 'Failed to inspect image "lab:2"'))
+    words = 'The image lab:2 cannot be pulled: Failed to inspect image "lab:2"'
+    assert result == Step("image", words, problem=True)
+
+
 def test_a_pod_says_itself_where_it_runs() -> None:
     assert placed({"spec": {"nodeName": "node-1"}}) == Step("node", "Kubernetes has placed the notebook on node-1")
     assert placed({"spec": {}}) is None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from sys import intern
 
-from makeway_api.pods import missing_claims
+from makeway_api.pods import IMAGE_FAULTS, missing_claims
 
 from ....policy.pod_template import WORKER_CONTAINER
 from ...base import Key
@@ -18,7 +18,6 @@ from ..api.quantities import in_service_units
 from ..cluster.pod_requests import ATTEMPT, ENDED, JOB, NUMBER, pod_requests
 from ..pods.manifest import OWN_IMAGE, WORKERS, token_secret_of
 
-IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 NO_CONFIG = "CreateContainerConfigError"
 """Something that the container's description names is not there."""
 SETUP = (NO_CONFIG, "CreateContainerError", "RunContainerError")
@@ -147,7 +146,7 @@ def _with_containers(pod: JobPod, status: Object) -> JobPod:
     for item in (*first, *(status.get("containerStatuses") or ())):
         name, state = item["name"], item.get("state") or {}
         waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
-        if waiting.get("reason") in (*IMAGE, *SETUP) and not pod.waiting:
+        if waiting.get("reason") in (*IMAGE_FAULTS, *SETUP) and not pod.waiting:
             message = waiting.get("message") or ""
             pod = replace(
                 pod, waiting=waiting["reason"], message=message, container=intern(name), image=item.get("image") or ""

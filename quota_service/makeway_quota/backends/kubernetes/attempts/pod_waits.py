@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from makeway_api.pods import template_list
+from makeway_api.pods import IMAGE_FAULTS, template_list
 from makeway_api.quantities import listed
 
 from ....policy.pod_template import WORKER_CONTAINER
 from ....values import CHECKPOINT_STORAGE
-from .pod_states import IMAGE, NO_CONFIG, SETUP, JobPod
+from .pod_states import NO_CONFIG, SETUP, JobPod
 
 LIMITS: Mapping[str, float] = {
     "scheduler": 3600.0,
@@ -82,15 +82,15 @@ def with_cause(pod: JobPod, before: JobPod | None) -> JobPod:
         pod = replace(pod, cause=before.cause)
     if before.container != pod.container:
         return pod
-    between = pod.waiting in IMAGE and "back-off" in pod.message.lower()
-    if between and before.waiting in IMAGE and _has_no_image(before):
+    between = pod.waiting in IMAGE_FAULTS and "back-off" in pod.message.lower()
+    if between and before.waiting in IMAGE_FAULTS and _has_no_image(before):
         return replace(pod, waiting=before.waiting, message=before.message)
     return pod
 
 
 def waiting(pod: JobPod) -> tuple[str, str]:
     """Return the code and the sentence of what a pod waits for."""
-    if pod.waiting in IMAGE:
+    if pod.waiting in IMAGE_FAULTS:
         return _pulling(pod)
     if pod.waiting == NO_CONFIG and pod.tokens and pod.tokens in pod.message:
         return "token", f"the token of its worker is not there: {pod.message}"
