@@ -13,7 +13,7 @@ from makeway_api.durations import duration
 from makeway_api.quantities import listed
 
 from . import pod_end, pod_events
-from .pod_events import Step
+from .pod_events import StartStatus
 
 Pod = Mapping[str, Any]
 CLAIMS_SECONDS = 600.0
@@ -39,34 +39,34 @@ _ADVICE = {
 
 
 class PodStart:
-    """The steps of one start. `update` returns what is new; the sentences are for the user whose start fails."""
+    """The statuses of one start. `update` returns what is new; the sentences are for the user whose start fails."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._began = self._since = clock()
         self._seen: set[tuple[str, str]] = set()
-        self._last: Step | None = None
+        self._last: StartStatus | None = None
         self._placed = False
         self._unscheduled: float | None = None
         self._claims_failed = self._claims_due = False
         self._coming = False
         """whether an autoscaler has said last that it adds a node"""
 
-    def update(self, pod: Pod, events: Iterable[Pod]) -> list[Step]:
-        """Return the steps since the last update, in their order; where the pod runs is one of them, once."""
+    def update(self, pod: Pod, events: Iterable[Pod]) -> list[StartStatus]:
+        """Return the statuses since the last update, in their order; where the pod runs is one of them, once."""
         versions = {(one["metadata"]["uid"], one["metadata"]["resourceVersion"]): one for one in events}
-        told = [pod_events.step(event) for version, event in versions.items() if version not in self._seen]
+        told = [pod_events.event_status(event) for version, event in versions.items() if version not in self._seen]
         self._seen.update(versions)
         self._note_scaling(told)
-        result: list[Step] = []
+        result: list[StartStatus] = []
         gated = None if self._last is not None and self._last.gated else pod_events.gated(pod)
-        claims = pod_events.without_claims(pod)
-        if claims is None and self._last is pod_events.MAKES_CLAIMS:  # of what comes then there may be no event
+        claims = pod_events.without_resource_claims(pod)
+        if claims is None and self._last is pod_events.MAKES_RESOURCE_CLAIMS:  # what follows may have no event
             self._last = None
         first = self._last is None and not any(told)
-        for step in (*told, gated, claims if first else None, pod_events.waiting(pod)):
-            if step is not None and not (step.unscheduled and self._placed):  # else it comes late
-                result.append(self._remember(step))
+        for status in (*told, gated, claims if first else None, pod_events.waiting(pod)):
+            if status is not None and not (status.unscheduled and self._placed):  # else it comes late
+                result.append(self._remember(status))
         place = pod_events.placed(pod)  # its event may be dropped, or come late
         if place is not None and not self._placed:
             self._placed = True
@@ -74,7 +74,7 @@ class PodStart:
                 result.append(self._remember(place))
         if (runs := pod_events.running(pod)) is not None and (self._last is None or self._last.phase != runs.phase):
             result.append(self._remember(runs))
-        self._claims_failed |= any(event.get("reason") == pod_events.NO_CLAIM for event in versions.values())
+        self._claims_failed |= any(event.get("reason") == pod_events.NO_RESOURCE_CLAIM for event in versions.values())
         before, self._claims_due = self._claims_due, claims is not None and not self._claims_failed
         if not pod_events.unschedulable(pod):
             self._unscheduled = None
@@ -82,19 +82,19 @@ class PodStart:
             self._unscheduled = self._clock()
         return result
 
-    def _note_scaling(self, steps: Iterable[Step | None]) -> None:
+    def _note_scaling(self, statuses: Iterable[StartStatus | None]) -> None:
         """Note whether a node is coming; once it is not, the pod has its whole time to be placed again."""
-        for step in steps:
-            if step is not None and step.coming is not None and step.coming != self._coming:
-                self._coming, self._unscheduled = step.coming, None
+        for status in statuses:
+            if status is not None and status.coming is not None and status.coming != self._coming:
+                self._coming, self._unscheduled = status.coming, None
 
-    def _remember(self, step: Step) -> Step:
-        """Remember the step; what repeats or adds to a step of the same kind is as old as that one."""
+    def _remember(self, status: StartStatus) -> StartStatus:
+        """Remember the status; one that repeats or adds to one of the same kind is as old as that one."""
         last = self._last
-        if last is None or (last.phase, last.problem) != (step.phase, step.problem):
+        if last is None or (last.phase, last.problem) != (status.phase, status.problem):
             self._since = self._clock()
-        self._last = step
-        return step
+        self._last = status
+        return status
 
     @property
     def unscheduled_for(self) -> float:
@@ -120,11 +120,11 @@ class PodStart:
                 f"{message} The volume of its home is bound to another zone or node. An administrator can move it, or "
                 "use homes that every node can mount."
             )
-        if pod_events.waits_for_claim(words):
+        if pod_events.waits_for_volume_claim(words):
             return f"{message} {_ADVICE['claim']}"
         if pod_events.gates(pod):
             return f"{message} {_ADVICE['gate']}"
-        if pod_events.waits_for_device(words):
+        if pod_events.waits_for_resource_claim(words):
             return f"{message} {_ADVICE['device claim']}"
         return (
             f"{message} Start it again or choose another profile. An administrator can check what else runs on {nodes}."
@@ -149,7 +149,7 @@ class PodStart:
         if last is None:
             if pod is None and message:
                 return f"{begin}: {message.rstrip('.')}. {_ADVICE['node']}"
-            if claims := pod_events.silent_claims(pod or {}):
+            if claims := pod_events.silent_volume_claims(pod or {}):
                 return (
                     f"{begin}: Kubernetes has not placed it on a node and gives no reason, as while a volume is made. "
                     f"It needs a volume for {listed(claims)}. {_ADVICE['claim']}"
@@ -163,13 +163,13 @@ class PodStart:
         return f"{begin}. Kubernetes has reported for {lasts}: {last.message.rstrip('.')}. {_advice(last)}"
 
 
-def _advice(step: Step) -> str:
-    if step.phase == "image":
-        return _ADVICE["no image" if step.problem else "image"]
-    if step.coming:
+def _advice(status: StartStatus) -> str:
+    if status.phase == "image":
+        return _ADVICE["no image" if status.problem else "image"]
+    if status.coming:
         return _ADVICE["coming"]
-    if step.gated:
+    if status.gated:
         return _ADVICE["gate"]
-    if step.claim:
+    if status.volume_claim:
         return _ADVICE["claim"]
-    return _ADVICE["volume" if step.volume else "node"]
+    return _ADVICE["volume" if status.volume else "node"]

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from makeway_spawner.pod_events import Step, cannot_be_pulled, gated, placed, running, step, unschedulable, waiting
+from makeway_spawner.pod_events import (
+    StartStatus,
+    cannot_be_pulled,
+    event_status,
+    gated,
+    placed,
+    running,
+    unschedulable,
+    waiting,
+)
 
 NOTEBOOK = "spec.containers{notebook}"
 
@@ -21,35 +30,35 @@ def event(reason: str, message: str, path: str = "", type: str = "Normal") -> di
         (event("Scheduled", "Successfully assigned default/jupyter-ana to node-1"), None),
         (
             event("FailedScheduling", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", type="Warning"),
-            Step(
+            StartStatus(
                 "node",
                 "Kubernetes does not place the notebook yet: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
                 problem=True,
                 unscheduled=True,
             ),
         ),
-        (event("Pulling", 'Pulling image "lab:1"', NOTEBOOK), Step("image", "Pulling the image lab:1")),
+        (event("Pulling", 'Pulling image "lab:1"', NOTEBOOK), StartStatus("image", "Pulling the image lab:1")),
         (
             event("Pulled", 'Successfully pulled image "lab:1" in 3.1s (4s including waiting). Image size: 9 bytes.'),
-            Step("image", "The image is pulled, in 3.1s."),
+            StartStatus("image", "The image is pulled, in 3.1s."),
         ),
         (
             event("Pulled", 'Container image "lab:1" already present on machine'),
-            Step("image", "The image is on the node already."),
+            StartStatus("image", "The image is on the node already."),
         ),
         (
             event("Failed", 'Failed to pull image "lab:2": not found', NOTEBOOK, "Warning"),
-            Step("image", 'The image cannot be pulled: Failed to pull image "lab:2": not found', problem=True),
+            StartStatus("image", 'The image cannot be pulled: Failed to pull image "lab:2": not found', problem=True),
         ),
         (
             event("Started", "Started container notebook", NOTEBOOK),
-            Step("server", "The container runs; waiting for the notebook server to answer"),
+            StartStatus("server", "The container runs; waiting for the notebook server to answer"),
         ),
         (event("Started", "Started container copy", "spec.initContainers{copy}"), None),
         (event("Created", "Created container notebook", NOTEBOOK), None),
         (
             event("FailedMount", "MountVolume.SetUp failed for volume home", type="Warning"),
-            Step(
+            StartStatus(
                 "node",
                 "A volume is not there yet: MountVolume.SetUp failed for volume home",
                 problem=True,
@@ -58,12 +67,12 @@ def event(reason: str, message: str, path: str = "", type: str = "Normal") -> di
         ),
         (
             event("BackOff", "Back-off restarting failed container notebook", NOTEBOOK, "Warning"),
-            Step("server", "Back-off restarting failed container notebook", problem=True),
+            StartStatus("server", "Back-off restarting failed container notebook", problem=True),
         ),
     ],
 )
-def test_an_event_is_a_phase_and_a_sentence(given: dict[str, Any], expected: Step | None) -> None:
-    assert step(given) == expected
+def test_an_event_is_a_phase_and_a_sentence(given: dict[str, Any], expected: StartStatus | None) -> None:
+    assert event_status(given) == expected
 
 
 def pod(reason: str, message: str = "") -> dict[str, Any]:
@@ -73,7 +82,7 @@ def pod(reason: str, message: str = "") -> dict[str, Any]:
 
 def test_a_pod_says_itself_that_its_image_is_missing() -> None:
     result = waiting(pod("ImagePullBackOff", "not found"))
-    assert result == Step("image", "The image lab:2 cannot be pulled: not found", problem=True)
+    assert result == StartStatus("image", "The image lab:2 cannot be pulled: not found", problem=True)
     assert waiting(pod("ContainerCreating")) is None
     assert waiting({}) is None
 
@@ -82,17 +91,19 @@ def test_a_pod_says_itself_that_its_image_is_missing() -> None:
 def test_a_pod_whose_image_fails_in_a_rarer_way_says_so_itself(reason: str) -> None:
     result = waiting(pod(reason, 'Failed to inspect image "lab:2"'))
     words = 'The image lab:2 cannot be pulled: Failed to inspect image "lab:2"'
-    assert result == Step("image", words, problem=True)
+    assert result == StartStatus("image", words, problem=True)
 
 
 def test_a_pod_says_itself_where_it_runs() -> None:
-    assert placed({"spec": {"nodeName": "node-1"}}) == Step("node", "Kubernetes has placed the notebook on node-1")
+    assert placed({"spec": {"nodeName": "node-1"}}) == StartStatus(
+        "node", "Kubernetes has placed the notebook on node-1"
+    )
     assert placed({"spec": {}}) is None
 
 
 def test_a_pod_says_itself_that_its_server_runs() -> None:
     status = {"containerStatuses": [{"name": "notebook", "state": {"running": {}}}]}
-    assert running({"status": status}) == step(event("Started", "Started container notebook", NOTEBOOK))
+    assert running({"status": status}) == event_status(event("Started", "Started container notebook", NOTEBOOK))
     assert running({"status": {"containerStatuses": [{"name": "copy", "state": {"running": {}}}]}}) is None
     assert running(pod("ContainerCreating")) is None
 
@@ -113,7 +124,7 @@ def test_a_pod_that_is_gated_gets_no_node_and_names_the_gates() -> None:
         "by the scheduling gates kueue.x-k8s.io/admission and example.com/budget"
     )
     assert unschedulable({"status": {"conditions": [condition]}}) == "gates"
-    assert gated(held) == Step(
+    assert gated(held) == StartStatus(
         "node", f"Kubernetes does not place the notebook yet: {words}", problem=True, unscheduled=True, gated=True
     )
     free = {"spec": {"nodeName": "node-1", "schedulingGates": []}, "status": {"conditions": []}}
