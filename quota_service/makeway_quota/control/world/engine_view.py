@@ -56,7 +56,7 @@ class Unread:
 
 
 class EngineView:
-    """The workloads and nodes as the engine has them. `stale` rows and `stale_hosts` are converted again."""
+    """The workloads and nodes as the engine has them; `show` converts `stale` rows and `stale_hosts` again."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class EngineView:
         self._durable_checkpoints = durable_checkpoints
         self.quarantine = Quarantine()
         """that of the loop, for the view that it plans with"""
-        self._resting: set[str] = set()
+        self._quarantined: set[str] = set()
         """Pending workloads that are not shown, because a plan that starts them cannot be carried out."""
         self.stale: set[str] = set()
         self.stale_hosts: set[str] = set()
@@ -90,12 +90,12 @@ class EngineView:
         self._unread: dict[str, Unread] = {}
         self._shown_at = 0.0
         self._ends: list[tuple[float, str]] = []
-        """A heap of when rows are looked at again, as when work outlives its expected run time; entries that differ
-        from `_end_of` are stale."""
+        """A heap of the times at which rows become stale by themselves, such as the end of an expected run time; an
+        entry that differs from `_end_of` is void."""
         self._end_of: dict[str, float] = {}
 
-    def changes(self, snapshot: Snapshot, reader: str = CYCLE) -> EngineChanges:
-        """Return what changed since the reader's last call; the first call returns everything."""
+    def take_changes(self, snapshot: Snapshot, reader: str = CYCLE) -> EngineChanges:
+        """Return what changed since the reader's last call, and count it as read; the first call returns everything."""
         unread = self._unread.get(reader, Unread())
         self._unread[reader] = Unread(known=True)
         return EngineChanges(
@@ -107,9 +107,9 @@ class EngineView:
             [name for name in unread.nodes if name not in self._nodes],
         )
 
-    def start_over(self, besides: str) -> None:
-        """Have every reader but one read everything again."""
-        self._unread = {reader: unread for reader, unread in self._unread.items() if reader == besides}
+    def reset_readers(self, except_for: str) -> None:
+        """Have every reader except one read everything again with its next call."""
+        self._unread = {reader: unread for reader, unread in self._unread.items() if reader == except_for}
 
     def _note(self, *, workload: str | None = None, node: str | None = None) -> None:
         """Note a change for every reader; one with too many unread changes reads everything again."""
@@ -129,8 +129,8 @@ class EngineView:
         now: float,
         placed_on: PlacedOn | None = None,
     ) -> None:
-        """Show what is stale, and work that runs longer than was expected of it; everything after a new document."""
-        if now < self._shown_at - CLOCKS_DIFFER:  # the clock was set back, and what ends may end before it says so
+        """Convert stale rows and hosts, and work beyond its expected run time; everything after a new document."""
+        if now < self._shown_at - CLOCKS_DIFFER:  # the clock was set back: the times in `_ends` may come too late
             self.stale |= self._end_of.keys()
         if now < self._shown_at:
             future = (w.id for w in self._workloads.values() if w.started_at is not None and w.started_at > now)
@@ -141,9 +141,9 @@ class EngineView:
             if self._end_of.get(id) == end:
                 del self._end_of[id]
                 self.stale.add(id)
-        resting = self.quarantine.resting(UNWRITTEN, "workload")
-        self.stale |= resting ^ self._resting
-        self._resting = resting
+        quarantined = self.quarantine.resting(UNWRITTEN, "workload")
+        self.stale |= quarantined ^ self._quarantined
+        self._quarantined = quarantined
         if self._document is not document:
             self._document = document
             self.stale = rows.keys() | self._workloads.keys()
@@ -152,12 +152,11 @@ class EngineView:
         for host in self.stale_hosts:
             pools = assignment.pools_of(host)
             if pools != self._hosts.get(host, ()):
-                divided = max(len(pools), len(self._hosts.get(host, ()))) > 1
-                self.stale.update(row.id for row in placed_on(host) if divided)
-
-        again = {id for id in self.stale if not self._shows_row(id, rows.get(id), assignment, document, now)}
-        hosts = {name for name in self.stale_hosts if not self._shows_host(name, assignment, placed_on)}
-        self.stale, self.stale_hosts = again, hosts
+                is_divided = max(len(pools), len(self._hosts.get(host, ()))) > 1
+                self.stale.update(row.id for row in placed_on(host) if is_divided)
+        failed_ids = {id for id in self.stale if not self._shows_row(id, rows.get(id), assignment, document, now)}
+        failed_hosts = {name for name in self.stale_hosts if not self._shows_host(name, assignment, placed_on)}
+        self.stale, self.stale_hosts = failed_ids, failed_hosts
 
     def _shows_row(
         self, id: str, row: Workload | None, assignment: PoolAssignment, document: Document, now: float
@@ -198,14 +197,14 @@ class EngineView:
             self._times.forget(id)
             self._requested.forget(id)
         if assignment.divided:
-            places = [*(host_of(item.node) for item in (known.placement if known else ()))]
-            places += [place.node for place in (row.placement if row else ())]
-            self.stale_hosts.update(assignment.divided.intersection(places))
+            host_names = [host_of(item.node) for item in (known.placement if known else ())]
+            host_names += [place.node for place in (row.placement if row else ())]
+            self.stale_hosts.update(assignment.divided.intersection(host_names))
         until = backoff_until(row, now) if row is not None else None
         held = row is not None and self._holds(row, document)
-        resting = row is not None and row.state == "pending" and id in self._resting
+        quarantined = row is not None and row.state == "pending" and id in self._quarantined
         (self.held.add if held else self.held.discard)(id)
-        if row is None or row.team is None or until is not None or held or resting:
+        if row is None or row.team is None or until is not None or held or quarantined:
             self._workloads.pop(id, None)
             self._end_of.pop(id, None)
             if until is not None:
@@ -226,7 +225,7 @@ class EngineView:
             shown = replace(shown, avoid=_in_any_pool(avoid, document))
         ends = [*(until for _, until in avoided), self._requested.until(id)]
         self._expect(shown, min((until for until in ends if until is not None), default=None))
-        if known != shown:  # what the engine cannot see does not concern it
+        if known != shown:  # a change of other fields of the row is none for the engine
             self._workloads[id] = shown
             self._note(workload=id)
 
@@ -234,7 +233,7 @@ class EngineView:
         return row.state == "pending" and self._people is not None and self._people.excludes(row, document)
 
     def _expect(self, shown: EngineWorkload, waits_until: float | None) -> None:
-        """Note when a workload outlives what is expected of it, or is planned otherwise while it waits."""
+        """Note when a workload becomes stale by itself: at its expected end, else at `waits_until`."""
         end = waits_until
         if shown.expected is not None and shown.started_at is not None:
             end = shown.started_at + shown.expected
@@ -244,21 +243,21 @@ class EngineView:
         if self._end_of.get(shown.id) != end:
             self._end_of[shown.id] = end
             heapq.heappush(self._ends, (end, shown.id))
-            if len(self._ends) > 2 * len(self._end_of) + 64:  # most of them are stale
+            if len(self._ends) > 2 * len(self._end_of) + 64:  # most of them are void
                 self._ends = sorted((end, id) for id, end in self._end_of.items())
 
     def _show_host(self, host: str, assignment: PoolAssignment, placed_on: PlacedOn) -> None:
         before = self._hosts.get(host, ())
         names = [f"{host}/{pool}" if len(before) > 1 else host for pool, _ in before]
-        now = assignment.as_nodes(host, placed_on(host) if host in assignment.divided else ())
-        for node in now:
+        nodes = assignment.as_nodes(host, placed_on(host) if host in assignment.divided else ())
+        for node in nodes:
             if self._nodes.get(node.name) != node:
                 self._nodes[node.name] = node
                 self._note(node=node.name)
-        for name in set(names) - {node.name for node in now}:
+        for name in set(names) - {node.name for node in nodes}:
             del self._nodes[name]
             self._note(node=name)
-        if now:
+        if nodes:
             self._hosts[host] = assignment.pools_of(host)
         else:
             self._hosts.pop(host, None)
@@ -273,7 +272,7 @@ class EngineView:
 
 
 def _placed_on(rows: Mapping[str, Workload], assignment: PoolAssignment) -> PlacedOn:
-    """Return the index of the rows on divided hosts; the only ones for which the engine's view depends on them."""
+    """Return a function from a divided host to its rows: the nodes of no other host depend on what is placed there."""
     result: dict[str, list[Workload]] = {}
     for row in rows.values() if assignment.divided else ():
         for name in assignment.divided.intersection(place.node for place in row.placement):
@@ -287,12 +286,12 @@ def to_avoid(lost_on: Sequence[str]) -> tuple[str, ...]:
 
 
 def _in_any_pool(hosts: Sequence[str], document: Document) -> tuple[str, ...]:
-    """Return the names that the engine may know hosts by: their own, and one for each pool if they are divided."""
+    """Return all names that nodes of these hosts can have in the engine: the host's, and one with each pool."""
     return tuple(name for host in hosts for name in (host, *(f"{host}/{p.name}" for p in document.pools)))
 
 
 def holder(row: Workload, placement: Placement) -> EngineWorkload:
-    """Return of a row that cannot be shown what it holds: it is not evicted, and its devices are given to no other."""
+    """Return a row that cannot be converted as one that only holds its devices: non-preemptible, and running."""
     return EngineWorkload(
         id=row.id,
         policy=row.team or "",

@@ -419,7 +419,7 @@ class World:
         if not self._active.are_current(rows):
             changes = EngineChanges(self._whole(rows, now), True)
         else:
-            changes = self._view.changes(self._snapshot(rows, now, self._view), reader)
+            changes = self._view.take_changes(self._snapshot(rows, now, self._view), reader)
             if whole or changes.whole:
                 changes = EngineChanges(_with(changes.snapshot, self._view), True)
         return changes if reader == CYCLE else changes_without(changes, self.excluded)
@@ -435,7 +435,7 @@ class World:
     def leave_out(self, faulty: Faulty) -> None:
         """Show what plans are made without to no reader but the cycle, which tries it again."""
         if faulty.reasons or self.excluded.reasons:
-            self._view.start_over(besides=CYCLE)
+            self._view.reset_readers(except_for=CYCLE)
         self.excluded = faulty
 
     def go_on_without(self, faulty: Faulty) -> None:
