@@ -1,4 +1,7 @@
-"""Return the free pages of an SQLite file to the file system; PostgreSQL does so by autovacuum."""
+"""Return free pages of an SQLite file to the file system, and keep some of them for a disk that is full.
+
+PostgreSQL needs neither: autovacuum has its free pages used again.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,8 @@ log = logging.getLogger(__name__)
 
 SLACK_PAGES = 2560
 """Free pages (10 MiB) that a file keeps at least, and a tenth of its pages: they are soon used again."""
-
-
-INSIDE = 2 * 2**20
-"""Bytes of free pages below which more are made"""
+MIN_FREE_BYTES = 2 * 2**20
+"""Bytes of free pages below which a file gets more of them"""
 
 
 def give_back(database: Database, pages: int) -> int:
@@ -62,12 +63,12 @@ def keep_room_inside(database: Database) -> None:
     Room on the disk may be taken by others at any moment, that inside of these two files may not. Pages are written to
     the file before they are free: a hole in a file is no room.
     """
-    if not database.sqlite or free_bytes(database) >= INSIDE:
+    if not database.sqlite or free_bytes(database) >= MIN_FREE_BYTES:
         return
     database.run_script(
         "DROP TABLE IF EXISTS makeway_room; "
         "BEGIN IMMEDIATE; CREATE TABLE makeway_room (data BLOB); "
-        f"INSERT INTO makeway_room VALUES (zeroblob({2 * INSIDE})); COMMIT; "
+        f"INSERT INTO makeway_room VALUES (zeroblob({2 * MIN_FREE_BYTES})); COMMIT; "
         "PRAGMA wal_checkpoint(PASSIVE); "
         "DROP TABLE makeway_room;"
     )

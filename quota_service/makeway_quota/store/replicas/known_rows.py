@@ -12,7 +12,7 @@ ENDED_KEPT = 10_000
 
 
 class KnownRows:
-    """Live rows by id and the versions of ended ones. Any thread may add rows; `get` needs no lock."""
+    """Live rows by id and the versions of ended ones. Any thread may add rows, and look one up without a lock."""
 
     def __init__(self) -> None:
         self.live: dict[str, Workload] = {}
@@ -40,7 +40,10 @@ class KnownRows:
                 del self.ended[next(iter(self.ended))]
 
     def add_read(self, rows: Iterable[Workload]) -> None:
-        """Add all live rows, as they were read: from now on their end has to be reported."""
+        """Add all live rows as they were read, except those that are known already.
+
+        No listener was called with them, so their end has to be reported.
+        """
         with self._lock:
             self.read.update((row.id, row) for row in rows if not self._newest(row.id))
 
