@@ -1,8 +1,8 @@
-"""Raise this process's limit of open files, and derive the connections it allows and the limit of child processes.
+"""Raise this process's limit of open files, and compute from it how many connections a server accepts.
 
-Called when the service, or a Hub, starts. Most systems start programs with a soft limit of 1,024, which is for those
-that use `select`; the hard limit is what the system allows. Jobs and notebooks get the soft limit that the first of
-these processes was started with: it is passed on in the environment.
+Called when the service, or a Hub, starts. Most systems start programs with a soft limit of 1,024, which suits programs
+that use `select`; a process may raise it to its hard limit. Jobs and notebooks keep the soft limit with which the
+portal was started: an environment variable carries it to them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from contextlib import suppress
 
 log = logging.getLogger("makeway.main")
 
-ENOUGH = 2**20
-"""Open files that no process of the portal needs"""
+MAX_OPEN_FILES = 2**20
+"""The limit that is set where the hard one is higher, or missing: no process of the portal needs more"""
 RECOMMENDED_FILES = 4096
-"""Open files below which an administrator is told"""
+"""A limit below this one is logged as a warning"""
 OTHER_FILES = 256
 """Open files that are kept for the database, files, jobs and requests to the Hub and Kubernetes"""
 MAX_CONNECTIONS = 20_000
 """Connections at a time, where the limit of open files allows them"""
 MIN_CONNECTIONS = 64
-BEFORE = "MAKEWAY_SOFT_FILES"
+SOFT_LIMIT_VARIABLE = "MAKEWAY_SOFT_FILES"
 """The variable with the soft limit that the portal was started with."""
 
 
@@ -31,8 +31,8 @@ def raise_limit() -> int:
     """Raise the soft limit of open files to the hard one; return what it is now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:
-        os.environ.setdefault(BEFORE, str(soft))
-    wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
+        os.environ.setdefault(SOFT_LIMIT_VARIABLE, str(soft))
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
@@ -50,7 +50,7 @@ def raise_limit() -> int:
 def limit() -> int:
     """Return how many files this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return ENOUGH if soft == resource.RLIM_INFINITY else soft
+    return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def connections() -> int:
@@ -58,9 +58,9 @@ def connections() -> int:
     return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, (limit() - OTHER_FILES) * 3 // 4))
 
 
-def limit_of_users() -> int:
+def soft_limit_of_jobs() -> int:
     """Return the soft limit that the portal was started with, which is that of jobs and notebooks."""
-    before = os.environ.get(BEFORE, "")
+    before = os.environ.get(SOFT_LIMIT_VARIABLE, "")
     return min(int(before), limit()) if before.isascii() and before.isdecimal() and len(before) < 10 else limit()
 
 

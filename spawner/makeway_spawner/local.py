@@ -23,7 +23,7 @@ from jupyterhub.orm import User
 from jupyterhub.spawner import LocalProcessSpawner
 from makeway_api.accounts import account_of_user
 from makeway_api.durations import duration
-from makeway_api.open_files import limit_of_users, lower_limit
+from makeway_api.open_files import lower_limit, soft_limit_of_jobs
 from makeway_api.proxies import USERS_VARIABLES
 from traitlets import Enum, Unicode, default
 
@@ -124,7 +124,7 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
 
     def make_preexec_fn(self, name: str) -> Callable[[], None]:
         """Return what the child runs before the server: become the account; in the demo only change to the home."""
-        home, soft = str(self.home), limit_of_users()
+        home, soft = str(self.home), soft_limit_of_jobs()
         become: Callable[[], None] = partial(os.chdir, home)
         if self.mode == "system":
             become = super().make_preexec_fn(account_of_user(name).pw_name)

@@ -344,7 +344,7 @@ async def test_a_state_directory_that_cannot_be_written_is_named(shop: Workshop)
 async def test_a_job_has_the_limit_of_open_files_that_the_service_was_started_with(
     shop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("makeway_quota.backends.local.launch.limit_of_users", lambda: 777)
+    monkeypatch.setattr("makeway_quota.backends.local.launch.soft_limit_of_jobs", lambda: 777)
     await shop.run("j-1", "sh", "-c", "ulimit -Sn")
     await shop.over("j-1")
     assert shop.log("j-1") == "777\n"

@@ -287,9 +287,9 @@ def test_the_limit_is_raised_and_jobs_get_the_one_before() -> None:
     code = (
         "import resource as r; h = r.getrlimit(r.RLIMIT_NOFILE)[1]; r.setrlimit(r.RLIMIT_NOFILE, (512, h));"
         "from makeway_api import open_files as d; d.raise_limit(); d.raise_limit();"
-        "print(d.limit(), min(h, d.ENOUGH), d.limit_of_users())"
+        "print(d.limit(), min(h, d.MAX_OPEN_FILES), d.soft_limit_of_jobs())"
     )
-    unraised = {name: value for name, value in os.environ.items() if name != open_files.BEFORE}
+    unraised = {name: value for name, value in os.environ.items() if name != open_files.SOFT_LIMIT_VARIABLE}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=unraised)
     now, wanted, jobs = done.stdout.split()
     assert (now, jobs) == (wanted, "512")

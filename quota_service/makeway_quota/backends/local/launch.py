@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from makeway_api.open_files import limit_of_users
+from makeway_api.open_files import soft_limit_of_jobs
 
 from ..base import BackendError, NodeStatus, StartOrder
 from .attempts import LocalAttempt
@@ -105,7 +105,7 @@ def spool(layout: Layout, order: StartOrder, account: UnixAccount, nodes: Sequen
         "time_limit": order.time_limit,
         "log_limit": log_limit,
         "boot": boot_id(),
-        "open_files": limit_of_users(),
+        "open_files": soft_limit_of_jobs(),
     }
     write_order(layout.order(order.workload, order.attempt), header, files)
 
