@@ -26,7 +26,10 @@ OWNER = "makeway/owner"
 """An annotation, since names of users are no label values."""
 PLACEMENT = "makeway/placement"
 """An annotation: the granted nodes and devices."""
-STAYS_PUT = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+NO_EVICTION_ANNOTATIONS = {
+    "karpenter.sh/do-not-disrupt": "true",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+}
 """Annotations by which autoscalers do not move a pod to another node, which would end what runs in it."""
 IMAGE_FAULTS = frozenset(
     {

@@ -12,12 +12,12 @@ from makeway_api.pods import (
     KIND,
     MANAGED_BY,
     MANAGER,
+    NO_EVICTION_ANNOTATIONS,
     OWNER,
     PLACEMENT,
     PREEMPTIBLE,
     PROFILE,
     SESSION,
-    STAYS_PUT,
     TEAM,
 )
 
@@ -154,7 +154,7 @@ def settings(lease: Lease, owner: str, instance: str, own: Mapping[str, Any]) ->
     asked = gpu_resources(lease, resource) | ephemeral_storage(lease)
     return {
         "common_labels": {**own["common_labels"], **labels(lease, instance)},
-        "extra_annotations": {**STAYS_PUT, **own["extra_annotations"], **pod_annotations(lease, owner)},
+        "extra_annotations": {**NO_EVICTION_ANNOTATIONS, **own["extra_annotations"], **pod_annotations(lease, owner)},
         "extra_resource_limits": {**own["extra_resource_limits"], **asked},
         "extra_resource_guarantees": {**own["extra_resource_guarantees"], **asked},
         "node_affinity_required": node_affinity(lease, _as_list(own["node_affinity_required"])),

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-from makeway_api.pods import INSTANCE, KIND, MANAGED_BY, MANAGER, STAYS_PUT
+from makeway_api.pods import INSTANCE, KIND, MANAGED_BY, MANAGER, NO_EVICTION_ANNOTATIONS
 
 from ..api.client import Object
 from ..cluster.nodes import ClusterNode, NodeSelector
@@ -106,7 +106,7 @@ def _pod(settings: PodSettings, request: Mapping[str, Any], what: str, resources
             "name": names.placeholder if what == "placeholder" else names.keeper,
             "namespace": settings.namespace,
             "labels": labels_of(settings, str(request["deployment"]), machine),
-            "annotations": dict(STAYS_PUT),
+            "annotations": dict(NO_EVICTION_ANNOTATIONS),
         },
         "spec": {
             "restartPolicy": "Always",

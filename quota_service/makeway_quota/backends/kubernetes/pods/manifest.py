@@ -14,7 +14,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from makeway_api.pods import INSTANCE, KIND, MANAGED_BY, MANAGER, OWNER, PROFILE, STAYS_PUT, TEAM
+from makeway_api.pods import INSTANCE, KIND, MANAGED_BY, MANAGER, NO_EVICTION_ANNOTATIONS, OWNER, PROFILE, TEAM
 
 from ....policy.pod_template import WORKER_CONTAINER, claim_templates_of
 from ...base import Key, StartOrder
@@ -29,7 +29,7 @@ WORKERS = "makeway/workers"
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 """The annotation of a pod with the container that `kubectl logs` and `exec` mean, also where sidecars come first."""
 OWN_IMAGE = "makeway/own-image"
-"""The annotation of pods whose image neither the job nor its profile chose."""
+"""The annotation of pods whose image the job or its profile chose; others have the image of the site."""
 MASTER_PORT = 29500
 LAUNCHER = "/makeway/launcher"
 HOME = "/makeway/job"
@@ -49,7 +49,7 @@ MAX_START = 21_600
 """Seconds for which a pod may pull its image, as in `pod_waits.LIMITS`."""
 MAX_SECONDS = 2**31 - 1
 """The longest `activeDeadlineSeconds` that Kubernetes takes"""
-STAYS = tuple(
+OUTAGE_TOLERATIONS = tuple(
     {"key": f"node.kubernetes.io/{state}", "operator": "Exists", "effect": "NoExecute"}
     for state in ("not-ready", "unreachable")
 )
@@ -149,11 +149,11 @@ def labels_of(settings: PodSettings, key: Key) -> dict[str, str]:
 
 
 def worker_pod(
-    settings: PodSettings, order: StartOrder, number: int, path: str, tokens: str, given: WorkerResources
+    settings: PodSettings, order: StartOrder, number: int, path: str, token_secret: str, resources: WorkerResources
 ) -> Object:
     """Return the pod of one worker.
 
-    `path` is that of the worker below the service's address, `tokens` the name of the Secret with its token.
+    `path` is that of the worker below the service's address, `token_secret` the name of the Secret with its token.
     BackendError where its order has no CPU or memory left for it.
     """
     key = (order.workload, order.attempt)
@@ -185,27 +185,27 @@ def worker_pod(
             "terminationGracePeriodSeconds": math.ceil(order.grace) + GRACE_MARGIN,
             **deadline_of(order),
             "affinity": _affinity_to(node),
-            "tolerations": [*(toleration_of(one) for one in given.tolerations), *STAYS],
+            "tolerations": [*(toleration_of(one) for one in resources.tolerations), *OUTAGE_TOLERATIONS],
             "securityContext": pod_security(settings),
             "initContainers": [_launcher_container(settings, order)],
-            "containers": [_worker_container(settings, order, number, path, tokens, given)],
+            "containers": [_worker_container(settings, order, number, path, token_secret, resources)],
             "volumes": _volumes(settings, order),
             "hostname": f"worker-{number}",
             **({"subdomain": name} if len(order.workers) > 1 else {}),
             **({"priorityClassName": settings.priority_class} if settings.priority_class else {}),
         },
     }
-    pod = merged(merged(pod, settings.template), given.template)
+    pod = merged(merged(pod, settings.template), resources.template)
     share_compute(pod, order, limit=settings.cpu_limits)
-    bound_disk(pod, _disk(settings, given), order.memory)
+    bound_disk(pod, _disk(settings, resources), order.memory)
     for container in (*pod["spec"]["initContainers"], *pod["spec"]["containers"]):
         container["securityContext"] = {**container_security(), **(container.get("securityContext") or {})}
-        _hide_gpus(container, given)
+        _hide_gpus(container, resources)
     return pod
 
 
 def _annotations(order: StartOrder) -> dict[str, str]:
-    own_image, stays = {OWN_IMAGE: "true"} if order.image else {}, {} if order.preemptible else STAYS_PUT
+    own_image, stays = {OWN_IMAGE: "true"} if order.image else {}, {} if order.preemptible else NO_EVICTION_ANNOTATIONS
     return {OWNER: order.owner, "makeway/name": order.name, DEFAULT_CONTAINER: WORKER_CONTAINER, **own_image, **stays}
 
 
@@ -288,9 +288,9 @@ def _launcher_container(settings: PodSettings, order: StartOrder) -> Object:
 
 
 def _worker_container(
-    settings: PodSettings, order: StartOrder, number: int, path: str, tokens: str, given: WorkerResources
+    settings: PodSettings, order: StartOrder, number: int, path: str, token_secret: str, resources: WorkerResources
 ) -> Object:
-    token = {"secretKeyRef": {"name": tokens, "key": token_key(order.workload, order.attempt, number)}}
+    token = {"secretKeyRef": {"name": token_secret, "key": token_key(order.workload, order.attempt, number)}}
     variables = {
         "MAKEWAY_ATTEMPT_URL": f"{settings.address.rstrip('/')}/{path}",
         "MAKEWAY_JOB_DIR": HOME,
@@ -312,7 +312,7 @@ def _worker_container(
             *({"name": name, "value": value} for name, value in variables.items()),
             {"name": TOKEN, "valueFrom": token},
         ],
-        "resources": _resources(given),
+        "resources": _resources(resources),
         "terminationMessagePolicy": "File",
         "volumeMounts": [
             {"name": "makeway", "mountPath": "/makeway"},
@@ -323,9 +323,9 @@ def _worker_container(
     }
 
 
-def _hide_gpus(container: Object, given: WorkerResources) -> None:
+def _hide_gpus(container: Object, resources: WorkerResources) -> None:
     """Show a container without GPUs none: images made for them ask the runtime for all of the node's."""
-    if given.resource in container.get("resources", {}).get("limits", {}):
+    if resources.resource in container.get("resources", {}).get("limits", {}):
         return  # the device plugin says which; a driver (DRA) does so beside that variable
     env = container.setdefault("env", [])
     if not any(one["name"] == VISIBLE for one in env):
@@ -341,21 +341,21 @@ def _rendezvous(settings: PodSettings, order: StartOrder, number: int) -> dict[s
     return {"RANK": str(number), "WORLD_SIZE": str(size), "MASTER_ADDR": first, "MASTER_PORT": str(MASTER_PORT)}
 
 
-def _resources(given: WorkerResources) -> Object:
+def _resources(resources: WorkerResources) -> Object:
     requests: Object = {}
     limits: Object = {}
-    if given.devices and (claims := claim_templates_of(given.template)):
+    if resources.devices and (claims := claim_templates_of(resources.template)):
         return {"requests": requests, "limits": limits, "claims": [{"name": name} for name in claims]}
-    if given.devices:
-        requests[given.resource] = limits[given.resource] = str(given.devices)
+    if resources.devices:
+        requests[resources.resource] = limits[resources.resource] = str(resources.devices)
     return {"requests": requests, "limits": limits}
 
 
-def _disk(settings: PodSettings, given: WorkerResources) -> Disk:
+def _disk(settings: PodSettings, resources: WorkerResources) -> Disk:
     """Return the disk of a worker's pod: as its profile says, even on a node that is too small, else the settings."""
-    if given.disk:
-        return Disk(given.disk if given.node_disk else 0, given.disk)
-    return settings.disk.on(given.node_disk)
+    if resources.disk:
+        return Disk(resources.disk if resources.node_disk else 0, resources.disk)
+    return settings.disk.on(resources.node_disk)
 
 
 def _volumes(settings: PodSettings, order: StartOrder) -> list[Object]:

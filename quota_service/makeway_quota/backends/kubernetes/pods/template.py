@@ -36,17 +36,17 @@ _NAME = re.compile(r"[a-z0-9.-]+(/[A-Za-z0-9._-]+)?")
 
 def merged(pod: Object, template: Mapping[str, Any]) -> Object:
     """Return the pod with everything that the template says; neither is changed."""
-    return _tables(pod, template)
+    return _merge(pod, template)
 
 
-def _tables(base: Object, patch: Mapping[str, Any]) -> Object:
+def _merge(base: Object, patch: Mapping[str, Any]) -> Object:
     result = deepcopy(base)
     for name, value in patch.items():
         mine = result.get(name)
         if value is None:
             result.pop(name, None)
         elif isinstance(value, Mapping) and isinstance(mine, dict):
-            result[name] = _tables(mine, value)
+            result[name] = _merge(mine, value)
         elif isinstance(value, list) and isinstance(mine, list) and name in KEYS:
             result[name] = _entries(mine, value, KEYS[name])
         elif isinstance(value, list) and isinstance(mine, list) and name in ADDED:
@@ -60,13 +60,13 @@ def _entries(base: list[Object], patch: list[Object], key: str) -> list[Object]:
     by_name = {entry.get(key): entry for entry in base}
     for entry in patch:
         name = entry.get(key)
-        by_name[name] = _tables(by_name[name], entry) if name in by_name else deepcopy(entry)
+        by_name[name] = _merge(by_name[name], entry) if name in by_name else deepcopy(entry)
     return list(by_name.values())
 
 
 def template_setting(text: str) -> Mapping[str, Any]:
     """Return the pod template that a setting means, empty for ""; ValueError where it is none, or not allowed."""
-    template = _table(TEMPLATE, text, 'such as {"metadata": {"annotations": {"team": "ml"}}}')
+    template = _parse_object(TEMPLATE, text, 'such as {"metadata": {"annotations": {"team": "ml"}}}')
     for problem in template_problems(template):
         raise ValueError(f"{TEMPLATE}: {problem}.")
     if claim_templates_of(template):
@@ -77,7 +77,7 @@ def template_setting(text: str) -> Mapping[str, Any]:
 def resources_setting(text: str) -> Mapping[str, Any]:
     """Return the requests and limits that a setting means, empty for ""; ValueError where they are none."""
     example = 'such as {"requests": {"cpu": "100m"}, "limits": {"cpu": "500m"}}'
-    resources = _table(RESOURCES, text, example)
+    resources = _parse_object(RESOURCES, text, example)
     for kind, quantities in resources.items():
         if kind not in ("requests", "limits") or not isinstance(quantities, dict):
             raise ValueError(f"{RESOURCES}: {kind} is not requests or limits: expected a JSON object {example}.")
@@ -88,7 +88,7 @@ def resources_setting(text: str) -> Mapping[str, Any]:
     return resources
 
 
-def _table(setting: str, text: str, example: str) -> dict[str, Any]:
+def _parse_object(setting: str, text: str, example: str) -> dict[str, Any]:
     if not text.strip():
         return {}
     try:
