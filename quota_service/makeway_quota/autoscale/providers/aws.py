@@ -20,7 +20,7 @@ from botocore.exceptions import ClientError
 from ..deployment import Deployment, MachineType
 from ..instances import Instance, InstanceList, InstanceState
 from ..provider import AnswerLost, Denied, InvalidLaunch, JoinData, ProviderError
-from .aws_errors import code_of, explained
+from .aws_errors import as_provider_errors, code_of
 from .aws_launch import DEPLOYMENT_TAG, INSTALLATION_TAG, MACHINE_TAG, launch_parameters, read_request
 
 log = logging.getLogger("makeway.machines")
@@ -82,7 +82,7 @@ class AwsProvider:
         filters = [{"Name": f"tag:{key}", "Values": [value]} for key, value in tags.items()]
         give_up = time.monotonic() + LIST_SECONDS
         result: list[Instance] = []
-        with explained("DescribeInstances"):
+        with as_provider_errors("DescribeInstances"):
             pages = (
                 self._client(self.region)
                 .get_paginator("describe_instances")
@@ -91,7 +91,7 @@ class AwsProvider:
         pages, read = iter(pages), 0
         while True:
             try:
-                with explained("DescribeInstances"):
+                with as_provider_errors("DescribeInstances"):
                     page = next(pages, None)
             except ProviderError as error:
                 if not read:
@@ -110,7 +110,7 @@ class AwsProvider:
         wanted = read_request(request)
         region = wanted["settings"]["region"]
         parameters = self._parameters(wanted, token, join)
-        with explained("RunInstances"):
+        with as_provider_errors("RunInstances"):
             try:
                 answer = self._client(region, launching=True).run_instances(**parameters)
             except ClientError as error:
@@ -121,7 +121,7 @@ class AwsProvider:
 
     def terminate(self, instance: str) -> bool:
         """End an instance for good. False if there is no such instance, or none any more; may be repeated."""
-        with explained("TerminateInstances"):
+        with as_provider_errors("TerminateInstances"):
             try:
                 answer = self._end(instance)
             except ClientError as error:
@@ -136,7 +136,7 @@ class AwsProvider:
     def console(self, instance: str) -> str:
         """Return the newest output of the console of an instance, "" where there is none."""
         client = self._client(self.region)
-        with explained("GetConsoleOutput"):
+        with as_provider_errors("GetConsoleOutput"):
             try:
                 try:
                     answer = client.get_console_output(InstanceId=instance, Latest=True)
@@ -182,7 +182,7 @@ class AwsProvider:
     def _root_device(self, region: str, image: str) -> str:
         """Return what an AMI calls its first disk, which never changes."""
         if image not in self._devices:
-            with explained("DescribeImages"):
+            with as_provider_errors("DescribeImages"):
                 answer = self._client(region).describe_images(ImageIds=[image])
             devices = [one.get("RootDeviceName") for one in answer.get("Images", ())]
             if not devices or not devices[0]:
@@ -222,7 +222,7 @@ class AwsProvider:
 def _dry(action: str, call: Callable[[], Any], about: str = "") -> Iterator[ProviderError]:
     """Yield why a call would fail that is not made."""
     try:
-        with explained(action):
+        with as_provider_errors(action):
             try:
                 call()
             except ClientError as error:

@@ -95,7 +95,7 @@ def code_of(error: ClientError) -> str:
 
 
 @contextmanager
-def explained(action: str) -> Iterator[None]:
+def as_provider_errors(action: str) -> Iterator[None]:
     """Raise a ProviderError instead of what the AWS SDK raises. `action`: the call, as EC2 names it."""
     try:
         yield

@@ -28,7 +28,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from ..deployment import Deployment, MachineType
 from ..instances import Instance, InstanceList, InstanceState
 from ..provider import AnswerLost, Denied, InvalidLaunch, JoinData, ProviderError, Throttled
-from .gcp_errors import NameTaken, NoSuchInstance, explained, failure_of
+from .gcp_errors import NameTaken, NoSuchInstance, as_provider_errors, failure_of
 from .gcp_launch import (
     DEPLOYMENT_LABEL,
     MACHINE_LABEL,
@@ -46,15 +46,15 @@ Answer = TypeVar("Answer")
 
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 20.0
-"""For which the answer to one call is waited for"""
+"""How long one call waits for its answer"""
 LAUNCH_SECONDS = 60.0
-"""After which an operation of a launch is not waited for any more; with the calls less than any `request_timeout`"""
+"""How long a launch waits for its operation; with its calls, less than any `request_timeout`"""
 POLL_SECONDS = 1.0
 READ_TRIES = 3
 PAGE = 500
 """Instances of one page of a list"""
 LIST_SECONDS = 60.0
-"""After which no more pages are read, and the list is not complete"""
+"""How long pages of one list are read; without the remaining ones, it is not complete"""
 ENDPOINT = "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"
 """The variable with another address of Compute Engine, as gcloud has it"""
 ID = re.compile(r"([a-z][a-z0-9-]{0,62})/([a-z]([-a-z0-9]{0,61}[a-z0-9])?)")
@@ -108,7 +108,7 @@ class GcpProvider:
     def check(self) -> None:
         """Raise a ProviderError that tells what is not allowed or not there; launches and ends nothing."""
         self.list(self._deployment.name, 0.0)
-        problems = [problem for kind in self._deployment.types for problem in self._lacks(kind)]
+        problems = [problem for kind in self._deployment.types for problem in self._missing(kind)]
         if problems:
             raise type(problems[0])("; ".join(dict.fromkeys(map(str, problems))))
 
@@ -127,7 +127,7 @@ class GcpProvider:
         complete, read = True, 0
         while True:
             try:
-                page = self._read("instances.aggregatedList", lambda: _page(client, request))
+                page = self._repeated("instances.aggregatedList", lambda: _page(client, request))
             except ProviderError as error:
                 if not read:
                     raise
@@ -157,8 +157,8 @@ class GcpProvider:
         client = self._client(compute_v1.InstancesClient)
         give_up = time.monotonic() + LAUNCH_SECONDS
         try:
-            with explained("instances.insert"):
-                operation = client.insert_unary(insert, **_once())
+            with as_provider_errors("instances.insert"):
+                operation = client.insert_unary(insert, **_call_options())
             failure = self._failure(project, zone, operation, give_up)
         except NameTaken as taken:
             return self._launched_before(wanted, taken)
@@ -167,7 +167,7 @@ class GcpProvider:
         if failure is not None:
             failure.instance = f"{zone}/{instance_name(self._installation, wanted['machine'])}"
             raise failure
-        made = self._known(wanted)
+        made = self._get_instance(wanted)
         if made is None:  # taken back or ended meanwhile
             name = instance_name(self._installation, wanted["machine"])
             return Instance(f"{zone}/{name}", wanted["machine"], wanted["deployment"], "terminated")
@@ -180,7 +180,7 @@ class GcpProvider:
         request = compute_v1.DeleteInstanceRequest(project=self.project, zone=named[1], instance=named[2])
         client = self._client(compute_v1.InstancesClient)
         try:
-            self._read("instances.delete", lambda: client.delete_unary(request, **_once()))
+            self._repeated("instances.delete", lambda: client.delete_unary(request, **_call_options()))
         except NoSuchInstance:
             return False
         return True
@@ -194,9 +194,9 @@ class GcpProvider:
         )
         client = self._client(compute_v1.InstancesClient)
         try:
-            answer = self._read(
+            answer = self._repeated(
                 "instances.getSerialPortOutput",
-                lambda: client.get_serial_port_output(request, **_once()),
+                lambda: client.get_serial_port_output(request, **_call_options()),
             )
         except NoSuchInstance:
             return ""
@@ -211,15 +211,15 @@ class GcpProvider:
                 if self._credentials is None:
                     self._credentials = _credentials(self._secrets)
                 options = ClientOptions(api_endpoint=os.environ.get(ENDPOINT, "").rstrip("/") or None)
-                with explained("credentials"):
+                with as_provider_errors("credentials"):
                     self._clients[kind] = kind(credentials=self._credentials, client_options=options, transport="rest")
             return self._clients[kind]
 
-    def _read(self, action: str, call: Callable[[], Answer]) -> Answer:
+    def _repeated(self, action: str, call: Callable[[], Answer]) -> Answer:
         """Return the answer of a call that may be repeated: it is, after a failure that may pass."""
 
         def once() -> Answer:
-            with explained(action):
+            with as_provider_errors(action):
                 return call()
 
         tries = Retrying(
@@ -240,13 +240,13 @@ class GcpProvider:
                 raise AnswerLost(f"instances.insert: the operation {operation.name} goes on{problem}")
             time.sleep(POLL_SECONDS)
             try:
-                with explained("zoneOperations.get"):
-                    operation = client.get(request, **_once())
+                with as_provider_errors("zoneOperations.get"):
+                    operation = client.get(request, **_call_options())
             except ProviderError as error:  # the launch itself goes on
                 problem = f": {error}"
         return failure_of(operation, "instances.insert")
 
-    def _known(self, wanted: dict[str, Any]) -> Any:
+    def _get_instance(self, wanted: dict[str, Any]) -> Any:
         """Return the instance of a machine as Compute Engine has it, None without one."""
         request = compute_v1.GetInstanceRequest(
             project=wanted["settings"]["project"],
@@ -255,8 +255,8 @@ class GcpProvider:
         )
         client = self._client(compute_v1.InstancesClient)
         try:
-            with explained("instances.get"):  # once, as a launch has to end in time
-                return client.get(request, **_once())
+            with as_provider_errors("instances.get"):  # once, as a launch has to end in time
+                return client.get(request, **_call_options())
         except NoSuchInstance:
             return None
         except ProviderError as error:  # it was launched
@@ -264,7 +264,7 @@ class GcpProvider:
 
     def _launched_before(self, wanted: dict[str, Any], taken: NameTaken) -> Instance:
         """Return the instance that has the name of a machine, as after a call whose request id is forgotten."""
-        known = self._known(wanted)
+        known = self._get_instance(wanted)
         if known is None:
             raise taken
         labels = labels_of(self._installation, wanted["deployment"]) | {MACHINE_LABEL: wanted["machine"]}
@@ -272,7 +272,7 @@ class GcpProvider:
             raise InvalidLaunch(f"instances.insert: {known.name} exists, and is not of this deployment") from taken
         return _instance(known)
 
-    def _lacks(self, kind: MachineType) -> Iterator[ProviderError]:
+    def _missing(self, kind: MachineType) -> Iterator[ProviderError]:
         """Yield what a machine type names that is not there, or not allowed to be read, in each of its zones."""
         calls: list[tuple[str, Callable[[], Any]]] = [("images.get", lambda: self._image(kind.machine_image))]
         for zone in kind.zones:
@@ -281,7 +281,7 @@ class GcpProvider:
                 calls.append(("acceleratorTypes.get", lambda zone=zone: self._accelerator(kind, zone)))  # type: ignore[misc]
         for action, call in calls:
             try:
-                self._read(action, call)
+                self._repeated(action, call)
             except ProviderError as error:
                 yield type(error)(f"{kind.name}: {error}")
 
@@ -289,13 +289,15 @@ class GcpProvider:
         _, project, _, _, *rest = path.split("/")
         client = self._client(compute_v1.ImagesClient)
         if rest[0] == "family":
-            client.get_from_family(compute_v1.GetFromFamilyImageRequest(project=project, family=rest[1]), **_once())
+            client.get_from_family(
+                compute_v1.GetFromFamilyImageRequest(project=project, family=rest[1]), **_call_options()
+            )
         else:
-            client.get(compute_v1.GetImageRequest(project=project, image=rest[0]), **_once())
+            client.get(compute_v1.GetImageRequest(project=project, image=rest[0]), **_call_options())
 
     def _machine_type(self, kind: MachineType, zone: str) -> None:
         request = compute_v1.GetMachineTypeRequest(project=self.project, zone=zone, machine_type=kind.instance)
-        found = self._client(compute_v1.MachineTypesClient).get(request, **_once())
+        found = self._client(compute_v1.MachineTypesClient).get(request, **_call_options())
         own = sum(one.guest_accelerator_count for one in found.accelerators)
         if own and own != kind.gpus:
             raise InvalidLaunch(f"machineTypes.get: {kind.instance} has {gpus(own)}, and the document says {kind.gpus}")
@@ -304,13 +306,13 @@ class GcpProvider:
         request = compute_v1.GetAcceleratorTypeRequest(
             project=self.project, zone=zone, accelerator_type=kind.accelerator
         )
-        self._client(compute_v1.AcceleratorTypesClient).get(request, **_once())
+        self._client(compute_v1.AcceleratorTypesClient).get(request, **_call_options())
 
 
 def _credentials(secrets: Mapping[str, str]) -> Any:
-    """Return the credentials of a key, or those of the environment; Denied without any. No message has a value."""
+    """Return the credentials of a key, else those of the environment; Denied without any. No message quotes the key."""
     if not secrets:
-        with explained("credentials"):
+        with as_provider_errors("credentials"):
             return google.auth.default(scopes=SCOPES)[0]
     if unknown := sorted(secrets.keys() - KEYS):
         raise Denied(f"The credential has {', '.join(unknown)}, which no key of a service account has")
@@ -324,14 +326,14 @@ def _credentials(secrets: Mapping[str, str]) -> Any:
         raise Denied("the private key of the service account cannot be read") from None
 
 
-def _once() -> dict[str, Any]:
+def _call_options() -> dict[str, Any]:
     """Return the options of a call that the library does not repeat, and that ends in time."""
     return {"retry": None, "timeout": ConstantTimeout((CONNECT_SECONDS, READ_SECONDS))}  # type: ignore[no-untyped-call]
 
 
 def _page(client: Any, request: Any) -> Any:
     """Return the page of a list that a request asks for."""
-    return next(iter(client.aggregated_list(request, **_once()).pages))
+    return next(iter(client.aggregated_list(request, **_call_options()).pages))
 
 
 def _instance(record: Any) -> Instance:

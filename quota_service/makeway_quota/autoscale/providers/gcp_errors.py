@@ -68,7 +68,7 @@ class NameTaken(AnswerLost):
 
 
 @contextmanager
-def explained(action: str) -> Iterator[None]:
+def as_provider_errors(action: str) -> Iterator[None]:
     """Raise a ProviderError instead of what Google's library raises. `action`: the call, as Compute Engine names it."""
     try:
         yield

@@ -15,7 +15,6 @@ DEPLOYMENT_LABEL, MACHINE_LABEL = "makeway-deployment", "makeway-machine"
 INSTALLATION_LABEL = "makeway-installation"
 NEEDED = ("deployment", "machine", "instance", "machine_image", "market", "zone")
 LABEL = re.compile(r"[a-z0-9_-]{1,63}")
-NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 REQUESTS = uuid.UUID("6f0b5f0e-4a3c-5d0e-9a51-0a4f6a7c5b1d")
 """The name space of request ids"""
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
