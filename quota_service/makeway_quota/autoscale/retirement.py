@@ -22,17 +22,17 @@ Observed = tuple[Machine, MachineObservation]
 
 
 class StepTime(NamedTuple):
-    """The time of a step, and since when its leader has received reports and known the demand."""
+    """The time of a step, and the time from which on its leader has had agents' reports and the demand."""
 
     now: float
-    listening: float
+    listening_since: float
 
 
 def enforce(deployment: Deployment, machines: Iterable[Machine], money: Money, now: float) -> Iterator[Observed]:
-    """Yield what follows without any knowledge of the work: from a pause, the money, the limits, a removed type.
+    """Yield what follows from the deployment alone, whatever runs: a pause, budgets, limits, a removed type, `max_age`.
 
-    A machine that is not ready is given up, one that is ready drains: with a deadline, where all have to be ended. Of
-    launches that were never called, the newest go until the limits of the document are kept.
+    A starting machine is withdrawn, but not for its age; a ready one drains, with a deadline if a pause or the month's
+    budget ends all. Beyond the document's limits, launches that were not called yet are withdrawn, newest first.
     """
     rows = [machine for machine in machines if not machine.over]
     forced = _forced(deployment, money)
@@ -58,8 +58,8 @@ def _over_the_limits(deployment: Deployment, rows: list[Machine], money: Money) 
     total, of_type = len(rows), Counter(row.type for row in rows)
     for row in sorted(uncalled, key=lambda one: (-one.requested_at, one.id)):
         kind = deployment.type(row.type)
-        many = total > deployment.max_machines or (kind is not None and of_type[row.type] > kind.max_machines)
-        if reason := "max_machines" if many else over_the_hour(deployment, money, row.price):
+        too_many = total > deployment.max_machines or (kind is not None and of_type[row.type] > kind.max_machines)
+        if reason := "max_machines" if too_many else over_the_hour(deployment, money, row.price):
             yield row, MachineObservation("withdrawn", reason=reason)
             total, of_type[row.type] = total - 1, of_type[row.type] - 1
             money = replace(money, hour=money.hour - (row.price or 0))
@@ -76,19 +76,19 @@ def retire(
 
     `needed`: machines that waiting work takes room on.
     """
-    now, listening = moment
-    spare = _spare(deployment, now)
+    now, listening_since = moment
+    idle_to_keep = _idle_to_keep(deployment, now)
     rows = [machine for machine in machines if not machine.over]
     for machine in sorted(rows, key=lambda row: (-_used_at(row, moment), row.id)):  # the last used one is kept
         used = demand.used(machine.id)
         wanted = used or machine.id in needed
         if machine.starting:
-            yield machine, MachineObservation("needed" if wanted else "unneeded", at=listening)
+            yield machine, MachineObservation("needed" if wanted else "unneeded", at=listening_since)
         elif wanted and machine.state in ("ready", "draining"):
             yield machine, MachineObservation("needed")
         elif machine.state == "ready":
-            if spare.get(machine.type, 0) > 0:
-                spare[machine.type] -= 1
+            if idle_to_keep.get(machine.type, 0) > 0:
+                idle_to_keep[machine.type] -= 1
             elif _idle_too_long(deployment, machine, moment):
                 yield machine, MachineObservation("drain", drain="idle")
         if machine.state == "draining" and not used:
@@ -102,14 +102,14 @@ def _forced(deployment: Deployment, money: Money) -> DrainReason | None:
     return "budget" if month_used_up(deployment, money) else None
 
 
-def _spare(deployment: Deployment, now: float) -> dict[str, int]:
+def _idle_to_keep(deployment: Deployment, now: float) -> dict[str, int]:
     zone = ZoneInfo(deployment.timezone)
     return {kind.name: kind.idle_machines(now, zone) for kind in deployment.types}
 
 
 def _used_at(machine: Machine, moment: StepTime) -> float:
-    """Return when a machine was used last; a time of before the clock was set back counts as `listening`."""
-    return machine.needed_at if machine.needed_at <= moment.now else moment.listening
+    """Return when a machine was used last; after the clock was set back, `listening_since` for a time in the future."""
+    return machine.needed_at if machine.needed_at <= moment.now else moment.listening_since
 
 
 def _outdated(deployment: Deployment, machine: Machine, now: float) -> DrainReason | None:
