@@ -37,7 +37,7 @@ from .gpus import nodes_here
 from .held_devices import holding
 from .jobdir import AttemptFiles, Layout, read_order, remove_order, write_order
 from .launch import check_shared, install_launcher, spawn, spool
-from .machine_loss import Vanished
+from .machine_loss import VanishedLaunchers
 from .processes import Mark, Process, carried, marked, sweep
 from .users import UnixAccount, account_of, this_account
 
@@ -97,7 +97,7 @@ class LocalBackend(Backend):
         self._note_progress: Callable[[str, int, object], None] = lambda workload, attempt, progress: None
         self._watched: dict[Key, Process] = {}
         self._silent: set[Key] = set()
-        self._vanished = Vanished()
+        self._vanished = VanishedLaunchers()
         self._troubled: dict[Key, str] = {}
         """attempts that could not be looked at the last time, and why"""
         self._warned: dict[Key, str] = {}
@@ -261,12 +261,12 @@ class LocalBackend(Backend):
         self._launcher = install_launcher(self._layout)
         if self._system_users:
             check_shared(self._layout, self._python)
-        self._vanished.crashed = self._layout.opened()
+        self._vanished.service_was_killed = self._layout.opened()
         for path in self._layout.orders():
             self._follow(path)
         self._hold_back()
         self._refresh()
-        self._vanished.opened()
+        self._vanished.end_startup_scan()
 
     def _follow(self, path: Path) -> None:
         """Take up an attempt from its spooled order; a damaged one too, which may still run."""

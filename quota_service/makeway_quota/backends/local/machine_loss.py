@@ -12,23 +12,23 @@ from collections.abc import Callable, Set
 from ..base import Key
 
 TOGETHER_SECONDS = 0.5
-"""Seconds for which others may follow a launcher that vanished: signals do not reach all processes at once"""
+"""Seconds in which all launchers of a lost machine vanish: signals do not reach them in one moment"""
 
 
-class Vanished:
+class VanishedLaunchers:
     """The attempts whose launchers vanished without a report, and that are not concluded yet."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._newest = 0.0
         self._keys: set[Key] = set()
-        self._opening = True
-        self.crashed = False
-        """whether the process before this one was killed: what vanished with it is the machine's"""
+        self._startup_scan = True
+        self.service_was_killed = False
+        """whether the process before this one was killed: what vanished with it counts as lost with the machine"""
 
-    def opened(self) -> None:
-        """End the look at what an earlier process left; from now on this process is a witness."""
-        self._opening = self.crashed = False
+    def end_startup_scan(self) -> None:
+        """Note that what an earlier process left is read: this process sees by itself what vanishes from now on."""
+        self._startup_scan = self.service_was_killed = False
 
     def all_at_once(self, keys: Set[Key], running: int) -> bool | None:
         """Whether everything vanished together; None while others may still follow.
@@ -40,8 +40,8 @@ class Vanished:
         if keys - self._keys:
             self._newest = self._clock()
         self._keys = set(keys)
-        if self._opening:
-            return self.crashed or (len(keys) > 1 and not running)
+        if self._startup_scan:
+            return self.service_was_killed or (len(keys) > 1 and not running)
         if self._clock() - self._newest < TOGETHER_SECONDS:
             return None
         return len(keys) > 1 and not running

@@ -76,7 +76,8 @@ class HangingService:
         known = {id: row for id in order if (row := rows.get(id) or await context.world.row(id)) is not None}
         return [self._entry(id, leftovers[id], known.get(id)) for id in order]
 
-    def _before(self) -> float:
+    def _stuck_cutoff(self) -> float:
+        """Return the time of deadlines that have passed for long enough."""
         return self._context.clock() - self._context.document.settings.stuck_after
 
     def _evicted(self, rows: Mapping[str, Workload]) -> dict[str, _Leftover]:
@@ -84,7 +85,7 @@ class HangingService:
         result: dict[str, _Leftover] = {}
         for id, row in rows.items():
             notice = self._context.world.times.of(row).notice if row.state == "checkpointing" else None
-            if notice is not None and row.notice is not None and notice.deadline <= self._before():
+            if notice is not None and row.notice is not None and notice.deadline <= self._stuck_cutoff():
                 held: dict[str, int] = {}
                 for place in row.placement:
                     held[place.node] = held.get(place.node, 0) + sum(place.milli)
@@ -96,18 +97,19 @@ class HangingService:
         result: dict[str, _Leftover] = {}
         for node in self._context.world.observation.nodes:
             for item in node.terminating:
-                if item.deadline <= self._before():
+                if item.deadline <= self._stuck_cutoff():
                     one = _Leftover({node.name: item.milli * len(item.devices)}, item.deadline, item.deadline)
                     there = result.get(item.workload)
                     result[item.workload] = one if there is None else there.merged(one)
         return result
 
     def _entry(self, id: str, leftover: _Leftover, row: Workload | None) -> Hanging:
-        tries = self._tries(id, row) or TerminationProgress()
+        progress = self._progress(id, row) or TerminationProgress()
         nodes = tuple(sorted(leftover.held))
         statuses = self._context.world.observed.nodes
         down = [name for name in nodes if name in statuses and not statuses[name].ready]
-        place: WorkerKind = "session" if row is not None and row.kind == "session" else self._place
+        is_session = row is not None and row.kind == "session"
+        worker_kind: WorkerKind = "session" if is_session else self._context.backend.worker_kind
         return Hanging(
             workload=id,
             name=row.name if row is not None else "",
@@ -117,18 +119,14 @@ class HangingService:
             nodes=nodes,
             gpus=gpu(sum(leftover.held.values())),
             since=at(leftover.deadline) if leftover.deadline else None,
-            targets=tries.targets,
-            tries=tries.tries,
-            next_at=at(tries.next_at) if tries.next_at is not None else None,
-            problem=tries.problem,
-            remedy=remedy(place, tries.targets, down, tries.namespace),
+            targets=progress.targets,
+            tries=progress.tries,
+            next_at=at(progress.next_at) if progress.next_at is not None else None,
+            problem=progress.problem,
+            remedy=remedy(worker_kind, progress.targets, down, progress.namespace),
         )
 
-    @property
-    def _place(self) -> WorkerKind:
-        return self._context.backend.worker_kind
-
-    def _tries(self, id: str, row: Workload | None) -> TerminationProgress | None:
+    def _progress(self, id: str, row: Workload | None) -> TerminationProgress | None:
         if row is not None and row.kind == "session" and self._servers is not None:
             return self._servers.termination_progress(id, self._context.clock())
         return self._context.backend.termination_progress(id)
