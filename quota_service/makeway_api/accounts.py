@@ -9,10 +9,10 @@ import pwd
 
 
 def account_of_user(name: str) -> pwd.struct_passwd:
-    """Return the account with this name, for one in small letters else the only one that differs in capitals only.
+    """Return the account with this name; for a name in small letters, else the only account equal but for capitals.
 
-    KeyError where there is none, or more than one: a user `BOSS` of the Hub is another one than `boss`, and never gets
-    the account of that one.
+    So a user `ana` gets the account `Ana`, but a user `BOSS` never the account `boss`, which is another user's.
+    KeyError where no account fits, or several do.
     """
     try:
         return pwd.getpwnam(name)

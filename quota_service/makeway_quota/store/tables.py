@@ -35,10 +35,10 @@ metadata = MetaData(
     }
 )
 Serial = BigInteger().with_variant(Integer, "sqlite")
-"""SQLite counts by itself only in a column that is called INTEGER."""
+"""SQLite numbers rows by itself only where the type of the primary key is INTEGER."""
 LIVE_ROW = text("ended_at IS NULL")
 ENDED_ROW = text("ended_at IS NOT NULL")
-"""Word for word the conditions of the partial indexes: SQLite uses them only for a query that repeats them.
+"""The conditions of partial indexes. SQLite uses such an index only for a query with the same condition, word for word.
 
 `writes.change` keeps `ended_at` in step with the state. A list of states as condition made every update a third slower.
 """

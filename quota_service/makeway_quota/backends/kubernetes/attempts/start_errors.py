@@ -1,8 +1,8 @@
-"""Distinguish the refusals of the API server that a start meets: those of the job, and those that wait.
+"""Distinguish refusals by the API server for which a job fails from those after which its start is tried again.
 
-A user chooses only the image and the profile of a job. Whatever else authorizers, quotas, LimitRanges, admission
-policies and webhooks refuse comes from the installation, the policy document or the cluster: the job waits, and where
-its pods are refused, others get its GPUs meanwhile.
+Of what a pod has, its user chooses the image and the profile only, so an invalid image fails the job. All else that
+authorizers, quotas, LimitRanges, admission policies and webhooks refuse is for administrators to change: the job waits
+for its next try, and if it was its pods that were refused, other work gets its GPUs meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..api.quantities import parse_quantity
 
 NEEDS_ADMINISTRATOR = "Kubernetes does not create the pods of this job, and an administrator has to act"
 CONCERNS_ALL_JOBS = (" cannot create resource ", 'namespaces "')
-"""In what authorizers refuse, and where the namespace is not there: both concern all jobs, so that no other waits"""
+"""Parts of messages about a missing right or namespace: no job can start then, so none gets the GPUs of another."""
 POD_FORBIDDEN = r'pods "[^"]*" is forbidden: '
 INVALID_IMAGE = re.compile(r'Pod "[^"]*" is invalid: spec\.(initContainers|containers)\[\d+\]\.image: ')
 """An invalid pod whose first fault is an image"""
@@ -25,10 +25,10 @@ QUOTA = re.compile(
 
 
 def start_error(error: Exception, pods: int) -> BackendError:
-    """Return why the pods of an attempt were not created: a refusal of the job, or a reason to try again.
+    """Return why the objects of an attempt were not created: BackendError itself fails the job, others are tried again.
 
-    `pods`: how many pods the attempt has; 0 where what was refused is not one of them but what they need. A conflict
-    is a reason to try again: pods that are created at the same time compete for the quota of their namespace.
+    `pods`: how many pods the attempt has; 0 where not a pod was refused but an object that pods need. A conflict is
+    tried again: pods that are created at the same time compete for the quota of their namespace.
     """
     if not isinstance(error, ApiStatusError):
         return BackendUnavailable(str(error))
