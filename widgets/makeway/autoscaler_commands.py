@@ -14,7 +14,7 @@ from makeway_api.models.money import costs, gpu_hours, kind, spent
 from makeway_api.quantities import count, listed
 from makeway_api.tables import Column, plain, text_table
 
-from .command_io import as_json, document, print_changes, print_issues, print_json
+from .command_io import add_json_option, document, print_changes, print_issues, print_json
 from .connection import client
 from .credential_commands import add_credentials
 from .problems import Refused
@@ -64,7 +64,7 @@ def _verb(
     if named:
         add.add_argument("name", metavar="NAME")
     if json:
-        as_json(add)
+        add_json_option(add)
 
     def checked(args: argparse.Namespace) -> int:
         try:

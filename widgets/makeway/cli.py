@@ -15,7 +15,7 @@ from makeway_api.tables import Column, text_table
 
 from . import autoscaler_commands, options, preemption, quota, submission, teams, training
 from .blocks import text_of
-from .command_io import as_json, document, print_changes, print_issues, print_json
+from .command_io import add_json_option, document, print_changes, print_issues, print_json
 from .connection import client, explain
 from .problems import Interrupted, JobError, Refused
 from .submission import DryRunResult, Submission
@@ -49,48 +49,54 @@ def _parser() -> argparse.ArgumentParser:
         description="Submit and watch GPU jobs. Needs MAKEWAY_URL and MAKEWAY_TOKEN (a Makeway notebook has both).",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    add = commands.add_parser(
+    command = commands.add_parser(
         "submit", help="submit a script or a command", description="Submit a script or a command."
     )
-    options.describe(add, several=1)
-    add.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT [ARG …] | -- COMMAND …")
-    add.set_defaults(run=_submit)
-    add = commands.add_parser("jobs", help="list jobs, newest first")
-    add.add_argument("--all", "-a", action="store_true", help="all jobs of my teams")
-    add.add_argument("--team", "-t", help="all jobs of this team")
-    add.add_argument("--state", "-s", help="only those in this state")
-    add.add_argument("--limit", "-n", type=int, default=20, help="how many (default 20)")
-    as_json(add)
-    add.set_defaults(run=_jobs)
+    options.describe(command, several=1)
+    command.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT [ARG …] | -- COMMAND …")
+    command.set_defaults(run=_submit)
+    command = commands.add_parser("jobs", help="list jobs, newest first")
+    command.add_argument("--all", "-a", action="store_true", help="all jobs of my teams")
+    command.add_argument("--team", "-t", help="all jobs of this team")
+    command.add_argument("--state", "-s", help="only those in this state")
+    command.add_argument("--limit", "-n", type=int, default=20, help="how many (default 20)")
+    add_json_option(command)
+    command.set_defaults(run=_jobs)
     for name, run, what in (
         ("job", _job, "show one job"),
         ("cancel", _cancel, "cancel jobs"),
         ("resume", _resume, "requeue jobs that have ended; they continue from their checkpoints"),
         ("preempt-test", _preempt_test, "test the preemption of my own job: what it saves, how fast, and what is lost"),
     ):
-        add = commands.add_parser(name, help=what, description=what.capitalize() + ".")
+        command = commands.add_parser(name, help=what, description=what.capitalize() + ".")
         several = name in ("cancel", "resume")
-        add.add_argument("ids" if several else "id", nargs="+" if several else None, metavar="ID")
+        command.add_argument("ids" if several else "id", nargs="+" if several else None, metavar="ID")
         if name != "preempt-test":
-            as_json(add)
-        add.set_defaults(run=run)
+            add_json_option(command)
+        command.set_defaults(run=run)
     _queue_commands(commands)
-    add = commands.add_parser("logs", help="print a job's log")
-    add.add_argument("id", metavar="ID")
-    add.add_argument("--follow", "-f", action="store_true", help="follow it as it grows, until the job ends")
-    add.add_argument("--attempt", type=int, help="of this attempt (default: the newest)")
-    add.add_argument("--tail", "-n", type=int, help="only the last N lines so far")
-    add.set_defaults(run=_logs)
-    add = commands.add_parser("usage", help="show the present usage of teams, and what a job of mine could have now")
-    as_json(add)
-    add.set_defaults(run=_usage)
-    add = commands.add_parser("quota", help="show the bytes that are kept for me, my teams and all, and what to delete")
-    as_json(add)
-    add.set_defaults(run=_quota)
-    add = commands.add_parser("delete", help="delete ended jobs for good, with files, logs, results and checkpoints")
-    add.add_argument("ids", nargs="+", metavar="ID")
-    add.add_argument("--attempt", type=int, metavar="N", help="only the log and the result of this attempt")
-    add.set_defaults(run=_delete)
+    command = commands.add_parser("logs", help="print a job's log")
+    command.add_argument("id", metavar="ID")
+    command.add_argument("--follow", "-f", action="store_true", help="follow it as it grows, until the job ends")
+    command.add_argument("--attempt", type=int, help="of this attempt (default: the newest)")
+    command.add_argument("--tail", "-n", type=int, help="only the last N lines so far")
+    command.set_defaults(run=_logs)
+    command = commands.add_parser(
+        "usage", help="show the present usage of teams, and what a job of mine could have now"
+    )
+    add_json_option(command)
+    command.set_defaults(run=_usage)
+    command = commands.add_parser(
+        "quota", help="show the bytes that are kept for me, my teams and all, and what to delete"
+    )
+    add_json_option(command)
+    command.set_defaults(run=_quota)
+    command = commands.add_parser(
+        "delete", help="delete ended jobs for good, with files, logs, results and checkpoints"
+    )
+    command.add_argument("ids", nargs="+", metavar="ID")
+    command.add_argument("--attempt", type=int, metavar="N", help="only the log and the result of this attempt")
+    command.set_defaults(run=_delete)
     _policy_commands(commands)
     _people_commands(commands)
     autoscaler_commands.add_commands(commands)
@@ -99,50 +105,52 @@ def _parser() -> argparse.ArgumentParser:
 
 def _queue_commands(commands: Any) -> None:
     what = "move pending jobs to another queue: another team, another profile, or both"
-    add = commands.add_parser("move", help=what, description=what.capitalize() + ". They keep their submission time.")
-    add.add_argument("ids", nargs="+", metavar="ID")
-    options.destination(add)
-    as_json(add)
-    add.set_defaults(run=_move)
-    add = commands.add_parser("clone", help="submit copies of a job, with its files")
-    add.add_argument("id", metavar="ID")
-    add.add_argument("--copies", "-n", type=int, default=1, metavar="N", help="how many (default 1)")
+    command = commands.add_parser(
+        "move", help=what, description=what.capitalize() + ". They keep their submission time."
+    )
+    command.add_argument("ids", nargs="+", metavar="ID")
+    options.destination(command)
+    add_json_option(command)
+    command.set_defaults(run=_move)
+    command = commands.add_parser("clone", help="submit copies of a job, with its files")
+    command.add_argument("id", metavar="ID")
+    command.add_argument("--copies", "-n", type=int, default=1, metavar="N", help="how many (default 1)")
     for option in ("name", "team", "profile"):
-        add.add_argument(f"--{option}", help=f"another {option} than the job's")
-    as_json(add)
-    add.set_defaults(run=_clone)
+        command.add_argument(f"--{option}", help=f"another {option} than the job's")
+    add_json_option(command)
+    command.set_defaults(run=_clone)
 
 
 def _policy_commands(commands: Any) -> None:
     policy = commands.add_parser("policy", help="read, check and change the policy document")
     verbs = policy.add_subparsers(metavar="VERB", required=True)
-    add = verbs.add_parser("get", help="print the document in force, or an earlier version")
-    add.add_argument("--version", type=int, metavar="N")
-    add.set_defaults(run=_policy_get)
+    command = verbs.add_parser("get", help="print the document in force, or an earlier version")
+    command.add_argument("--version", type=int, metavar="N")
+    command.set_defaults(run=_policy_get)
     verbs.add_parser("history", help="list the versions with their authors").set_defaults(run=_policy_history)
     for name, run, what in (
         ("validate", _policy_validate, "report what is wrong in a file, and what it would change"),
         ("preview", _policy_preview, "report which workloads would start, be evicted, wait or be refused"),
         ("apply", _policy_apply, "put a file into force"),
     ):
-        add = verbs.add_parser(name, help=what)
-        add.add_argument("file", metavar="FILE", help="a policy file; - reads standard input")
+        command = verbs.add_parser(name, help=what)
+        command.add_argument("file", metavar="FILE", help="a policy file; - reads standard input")
         if name == "apply":
-            add.add_argument("--comment", "-m", default="", help="the reason, for the history")
-            add.add_argument("--base", type=int, metavar="N", help="refuse if another version than N is in force")
-        add.set_defaults(run=run)
+            command.add_argument("--comment", "-m", default="", help="the reason, for the history")
+            command.add_argument("--base", type=int, metavar="N", help="refuse if another version than N is in force")
+        command.set_defaults(run=run)
 
 
 def _people_commands(commands: Any) -> None:
     people = commands.add_parser("people", help="act on everything of one person, as an administrator")
     verbs = people.add_subparsers(metavar="VERB", required=True)
-    add = verbs.add_parser("cancel", help="cancel every job of a person, also of a deleted one")
-    add.add_argument("name", metavar="NAME")
-    add.set_defaults(run=_people_cancel)
-    add = verbs.add_parser("give", help="give the work of a deleted person (NAME/deleted-1) to a user")
-    add.add_argument("name", metavar="NAME")
-    add.add_argument("to", metavar="USER")
-    add.set_defaults(run=_people_give)
+    command = verbs.add_parser("cancel", help="cancel every job of a person, also of a deleted one")
+    command.add_argument("name", metavar="NAME")
+    command.set_defaults(run=_people_cancel)
+    command = verbs.add_parser("give", help="give the work of a deleted person (NAME/deleted-1) to a user")
+    command.add_argument("name", metavar="NAME")
+    command.add_argument("to", metavar="USER")
+    command.set_defaults(run=_people_give)
 
 
 def _submit(args: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from makeway_api.models import PolicyCheck
 from .problems import Refused
 
 
-def as_json(parser: argparse.ArgumentParser) -> None:
+def add_json_option(parser: argparse.ArgumentParser) -> None:
     """Add the option `--json` to a command."""
     parser.add_argument("--json", action="store_true", help="print the API's answer as JSON, for other programs")
 

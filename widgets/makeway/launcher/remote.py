@@ -31,26 +31,26 @@ from .service import AttemptEnded, Rejected, Service, TooFast, Unavailable
 from .termination_message import write_termination_message
 
 POLL_SECONDS = 25.0
-"""Seconds that one long poll for orders takes at most; as long as from one heartbeat to the next"""
+"""Seconds that one long poll for orders takes at most, and never more than a heartbeat"""
 READ_SECONDS = 1.0
 """Seconds between two reads of output and progress"""
 ORDERS_PAUSE = 3.0
-"""Seconds between two tries to get orders, at most: a notice that waits there has a deadline"""
+"""Seconds between two tries to get orders, at most, and half as much more by chance: a notice has a deadline"""
 FINISH_SECONDS = 900.0
-"""Seconds for which a launcher tries to report an end at least: as long as the service believes that it may run"""
+"""Seconds for which a launcher tries to report an end, at least; longer where the service counts it as lost later"""
 STOPPING_SECONDS = 10.0
-"""The same where the machine is stopping: what it runs on is waited for, and it is killed soon anyway"""
+"""The same, at least, where the machine is stopping, which waits for its pods and processes and soon kills them"""
 STOPPING_MARGIN = 12.0
 """Seconds after the deadline of such a notice for which outputs are sent still: a pod is killed 20 s after it"""
 REPORT_SECONDS = 60.0
 """Seconds that are left for the report of the end, however long the outputs took"""
 TOKEN_UNKNOWN_SECONDS = 60.0
 """Seconds after which a token that the service does not know is believed to stay so"""
-DAMAGED = 5
-"""Times that a file may come damaged"""
-MARGIN = 45.0
-"""Seconds before the service starts the work elsewhere by which it has ended here: to kill it takes 5 s, and what the
-service remembers of a worker may be 35 s older than its last answer"""
+MAX_DAMAGED = 5
+"""Damaged copies of one file after which it is not fetched again"""
+END_BEFORE_LOST = 45.0
+"""Seconds before the service counts a silent worker as lost in which the work has ended here. To kill it takes 5 s, and
+the service may have heard from the worker 35 s before the last answer that came here."""
 STEPS_SECONDS = 5.0
 """Seconds between two reports of which only the progress is new, at least; half a heartbeat where that is longer"""
 OUTPUTS = {"result": "result.pkl", "error": "error.json"}
@@ -115,7 +115,7 @@ class RemoteTransport:
     def content(self, entry: dict[str, Any]) -> bytes:
         """Fetch a file and check that it is the one that was submitted; wait for a service that is unavailable."""
         pause, damaged = Pause(), 0
-        while damaged < DAMAGED:
+        while damaged < MAX_DAMAGED:
             try:
                 if self._service.expired:
                     self._claim()
@@ -127,7 +127,7 @@ class RemoteTransport:
                 raise OSError(errno.EIO, str(error.strerror), entry["path"]) from error
             except Unavailable as error:
                 self._wait(pause, error)
-        raise OSError(errno.EIO, f"the file came damaged {DAMAGED} times", entry["path"])
+        raise OSError(errno.EIO, f"the file came damaged {MAX_DAMAGED} times", entry["path"])
 
     def begin(self, attempt: Attempt) -> None:
         """Report and send the log in one thread; follow orders in another; have the work end in time in a third."""
@@ -144,7 +144,7 @@ class RemoteTransport:
         report = self._report(attempt, status)
         end, result = report["exit"], self._worker == 0 and os.path.isfile(attempt.path(OUTPUTS["result"]))
         end |= {"unheard": self._unheard, "result_unsent": result}
-        self._leave(report, log)  # before all else, however it ends from here on
+        self._write_termination_message(report, log)  # before all else, however it ends from here on
         for thread in self._threads[:1]:  # the others may wait for orders, and end with the process
             thread.join(30.0)
         stopping = status["noticed"] and not self._notice  # by its machine, which keeps what it has written
@@ -159,7 +159,7 @@ class RemoteTransport:
                 end["result_refused"] = True
                 end["message"] = "; ".join(filter(None, [end["message"][:3400], self._refused[:500]]))
             if result and not end["result_unsent"]:
-                self._leave(report, log)
+                self._write_termination_message(report, log)
         if unsent:
             note = f"{' and '.join(NAMES[kind] for kind in unsent)} could not be sent in time"
             end["message"] = "; ".join(filter(None, [end["message"][:3800], note]))
@@ -171,8 +171,8 @@ class RemoteTransport:
             with contextlib.suppress(Rejected):
                 self._until_taken(attempt, partial(self._send_report, {"exit": reduced}), ends)
 
-    def _leave(self, report: dict[str, Any], log: Log) -> None:
-        """Write how it ended where its machine keeps it."""
+    def _write_termination_message(self, report: dict[str, Any], log: Log) -> None:
+        """Write how the attempt ended to the file that its machine keeps, where it keeps one."""
         if path := self._environ.get("MAKEWAY_TERMINATION_FILE"):
             write_termination_message(path, report, log.last_lines(10))
 
@@ -241,10 +241,10 @@ class RemoteTransport:
                     self._notify(notice)
 
     def _end_unheard(self, attempt: Attempt) -> None:
-        """Preempt the job so long before the service believes this worker lost that it can save and end."""
+        """Preempt the job once the service is silent, so early that it can save and end before it counts as lost."""
         while not self._done.wait(READ_SECONDS):
             silence, after = self._service.silence, self._lost_after
-            last = after - min(MARGIN, after / 4)
+            last = after - min(END_BEFORE_LOST, after / 4)
             first = max(after / 2, last - float(attempt.order.get("grace", 0)))
             if silence >= first:
                 self._unheard, at = True, time.time()
@@ -328,7 +328,7 @@ class RemoteTransport:
 
 
 def _failed(order: object) -> tuple[str, int] | None:
-    """Return the rank and the exit code in an order about a worker that failed; a service of before has none."""
+    """Return rank and exit code of the failed worker in an order; None where it has none, as of an older service."""
     if not isinstance(order, dict):
         return None
     worker, code = whole(order.get("worker")), whole(order.get("exit_code"))
