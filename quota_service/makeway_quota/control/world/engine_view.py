@@ -24,7 +24,7 @@ CYCLE = "cycle"
 """The reader of changes that plans"""
 SHOWING = "reading it for a plan"
 UNWRITTEN = ("writing what was decided", "writing its changes")
-"""Steps that carry out a plan: a workload that they fail with is in no plan while it is quarantined"""
+"""Steps that carry out a plan; a workload that is in quarantine for one of them is left out of plans"""
 MAX_UNREAD = 50_000
 """Changes that are kept for one reader; beyond, it reads everything again."""
 PlacedOn = Callable[[str], Iterable[Workload]]

@@ -301,8 +301,8 @@ def static_quota(
 ) -> TeamQuotaLine | None:
     """Return another team's static quota whose idle GPUs `amount` more would use.
 
-    Also counted: static quotas whose pools lie within that line's. Those covering `pool` count fully; the others, this
-    team's own included, count at most what their own pools have free.
+    Beside that line's GPUs, those of static quotas whose pools lie within its pools are kept free. Quotas that cover
+    `pool` count fully; all others, this team's own included, count no more than is free in their own pools.
     """
     every = [TeamQuotaLine(name, quota) for name in cluster.policies for quota in cluster.policies[name].quotas]
     kept = [(line, idle) for line in every if unlent(line) and (idle := _kept_by(cluster, line, in_future))]
