@@ -11,7 +11,7 @@ from autoscale.fleet import CLOUD, CPU_TYPE, EURO, GPU_TYPE, START, Fleet, drain
 from makeway_quota.autoscale.backoff import failed
 from makeway_quota.autoscale.demand import MachineDemand, PendingWork
 from makeway_quota.autoscale.prospects import outlook
-from makeway_quota.control.machines.machine_offers import about, offered
+from makeway_quota.control.machines.machine_offers import about, with_machines
 from makeway_quota.engine.plan import Demand, Fact, Offer
 from makeway_quota.wording import sentence
 
@@ -33,7 +33,7 @@ def offer_of(
         demand = MachineDemand((*fleet.pending, asked), ready, dict(fleet.busy))
         found.append(outlook(fleet.deployment, fleet.store.read("cloud"), demand, boots, now, **more))
     engine = Offer("rnd", "gpu2", "wait", "no_free_gpus", (fact,), demand=(Demand("?", ("gpu",), 1, 2000, 0, 0),))
-    result = offered(engine, "gpu", found, now)
+    result = with_machines(engine, "gpu", found, now)
     assert not result.demand, "thousands of these are kept in memory"
     return result
 
@@ -193,6 +193,21 @@ def test_the_deployment_that_starts_a_machine_is_offered_and_none_for_the_pool_i
     without = Fleet(replace(CLOUD, types=(CPU_TYPE,)))
     message = "No machine would be started for it: no deployment launches machines for pool gpu."
     assert [words(offer_of(*fleets)) for fleets in ((), (without,))] == [message, message]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_of_several_deployments_the_soonest_machine_is_offered_and_then_the_cheapest(reverse: bool) -> None:
+    def fleet(type: str, price: int | None) -> Fleet:
+        return Fleet(replace(POOL, types=(replace(ONE, name=type, price=price),)))
+
+    def offered(*fleets: Fleet) -> Offer:
+        return offer_of(*(fleets[::-1] if reverse else fleets), boots={"fast": 120.0, "even": 120.0, "slow": 400.0})
+
+    slow, fast = fleet("slow", EURO), fleet("fast", 3 * EURO)
+    assert words(offered(slow, fast)).startswith("A machine of type fast would be started")
+    assert words(offered(fast, fleet("even", 2 * EURO))).startswith("A machine of type even would be started")
+    assert words(offered(fast, fleet("even", None))).startswith("A machine of type fast would be started")
+    assert words(offered(slow, fleet("unknown", EURO))).startswith("A machine of type slow would be started")
 
 
 def test_an_estimate_is_rounded_up_as_people_give_it() -> None:

@@ -21,14 +21,14 @@ from ..backends.base import NodeStatus
 from ..backends.machines.machine_source import BACKEND
 from ..control.machines.cycle_demand import cycle_demand
 from ..control.machines.deployment_driver import BOOTS
-from ..control.machines.machine_offers import offered
+from ..control.machines.machine_offers import with_machines
 from ..engine.plan import Offer
 from ..policy import PolicyInvalid
 from ..store.records import Workload
 from .context import Context
 
 FRESH = 2.0
-"""Seconds for which the machines as they were read last will do"""
+"""Seconds for which machines that were read are not read again"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class MachineOutlook:
     def __init__(self, context: Context, cluster_machines: Callable[[], Mapping[str, str]] = dict) -> None:
         """`cluster_machines`: the machines that are nodes of the cluster, by node."""
         self._context, self._cluster_machines = context, cluster_machines
-        self._driven = BACKEND in context.settings.backends
+        self._autoscaling_on = BACKEND in context.settings.backends
         self._known: Known = {}
         self._documents: dict[str, Deployment] = {}
         self._read_at = float("-inf")
@@ -63,7 +63,7 @@ class MachineOutlook:
 
     async def read(self) -> Known:
         """Return the deployments, at most FRESH seconds old; the same object while nothing changed."""
-        if self._driven and time.monotonic() - self._read_at >= FRESH:
+        if self._autoscaling_on and time.monotonic() - self._read_at >= FRESH:
             async with self._lock:
                 if time.monotonic() - self._read_at >= FRESH:
                     known = await self._context.call(self._read)
@@ -74,7 +74,7 @@ class MachineOutlook:
     async def without_sessions(self, pools: Iterable[str]) -> list[str]:
         """Return those of some pools in which no notebook can start.
 
-        Their nodes hold none, or they have no node, and the machines that are launched for them join by agents.
+        Either no node of such a pool takes notebooks, or the pool has no node and its machines join by agents.
         """
         names, assignment = list(pools), self._context.world.assignment
         result = set(assignment.without_sessions(names))
@@ -86,15 +86,15 @@ class MachineOutlook:
                 result.add(pool)
         return [name for name in names if name in result]
 
-    async def offered(self, offer: Offer, now: float) -> tuple[Offer, float]:
+    async def with_machines(self, offer: Offer, now: float) -> tuple[Offer, float]:
         """Return an offer with what machines would do for the request, and the processor time that it took."""
         known, world = await self.read(), self._context.world
-        if not self._driven:
+        if not self._autoscaling_on:
             return replace(offer, demand=()), 0.0
         rows, nodes = await world.placed(), dict(world.observed.nodes)
         machines = {name: name for name, node in nodes.items() if node.backend == BACKEND}
         machines |= self._cluster_machines()
-        return await self._context.think(_offered, offer, known, rows, nodes, machines, now)
+        return await self._context.think(_size_for_offer, offer, known, rows, nodes, machines, now)
 
     def _read(self) -> Known:
         store, result = self._context.store, dict[str, KnownDeployment]()
@@ -123,7 +123,7 @@ def _boots(machines: Iterable[Machine]) -> Mapping[str, float]:
     return usual_boots(took)
 
 
-def _offered(
+def _size_for_offer(
     offer: Offer,
     known: Known,
     rows: Mapping[str, Workload],
@@ -140,4 +140,4 @@ def _offered(
     for one in known.values():
         if one.serves(pools):
             prospects.append(outlook(one.deployment, one.rows, demand, one.boots, now, deleting=one.deleting))
-    return offered(offer, pools[0], prospects, now), time.thread_time() - began
+    return with_machines(offer, pools[0], prospects, now), time.thread_time() - began

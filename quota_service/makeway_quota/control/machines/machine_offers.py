@@ -18,12 +18,15 @@ ROUGH = 120.0
 """Seconds below which an estimate is in tens of seconds, above in minutes"""
 
 
-def offered(offer: Offer, pool: str, prospects: Sequence[Prospect | WouldLaunch | None], now: float) -> Offer:
-    """Return an offer with the best of what deployments could do for it; without any, that no machine comes."""
+def with_machines(offer: Offer, pool: str, prospects: Sequence[Prospect | WouldLaunch | None], now: float) -> Offer:
+    """Return an offer with the machines that are ready soonest, of those the cheapest; without any, that none comes.
+
+    Of equal ones the first in the order of `prospects` counts. What is not known of a machine comes last.
+    """
     offer = replace(offer, demand=())
-    for one in prospects:
-        if isinstance(one, WouldLaunch | Coming):
-            return _launched(offer, one, now)
+    launches = [one for one in prospects if isinstance(one, WouldLaunch | Coming)]
+    if launches:
+        return _with_machine(offer, min(launches, key=lambda one: _rank(one, now)), now)
     none = next((one for one in prospects if isinstance(one, NotComing)), None)
     if none is None:
         facts: tuple[Fact, ...] = (Fact("no_deployment_offered", {"pool": pool}),)
@@ -41,15 +44,25 @@ def about(seconds: float) -> int:
     return max(step, math.ceil(seconds / step) * step)
 
 
-def _launched(offer: Offer, one: WouldLaunch | Coming, now: float) -> Offer:
-    values = _counts(one)
+def _seconds(one: WouldLaunch | Coming, now: float) -> float | None:
+    """Return in how many seconds the machines are probably ready, None where that is not known."""
+    if isinstance(one, WouldLaunch):
+        return one.seconds
+    return None if one.at is None else one.at - now
+
+
+def _rank(one: WouldLaunch | Coming, now: float) -> tuple[float, float]:
+    seconds = _seconds(one, now)
+    return math.inf if seconds is None else seconds, math.inf if one.price is None else one.price
+
+
+def _with_machine(offer: Offer, one: WouldLaunch | Coming, now: float) -> Offer:
+    values, seconds = _counts(one), _seconds(one, now)
     if isinstance(one, WouldLaunch):
         code = "machine_offered"
-        seconds = one.seconds
         values |= {"types": one.types, "existing": one.existing, "machines": len(one.types) + one.existing}
     else:
         code = "machine_on_its_way"
-        seconds = None if one.at is None else one.at - now
         values |= {"machines": one.machines, "booting": one.booting, "ready": one.ready, "late": one.late}
     if seconds is not None:
         values["seconds"] = about(seconds)

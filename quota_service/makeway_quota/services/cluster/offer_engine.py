@@ -198,7 +198,7 @@ class OfferEngine:
             try:
                 offer, took = await self._context.think(self._ask, changes, question, now)
                 if offer.demand:
-                    offer, more = await self._machines.offered(offer, now)
+                    offer, more = await self._machines.with_machines(offer, now)
                     took += more
             except BaseException:
                 self._built_at = None  # the engine may be half changed
