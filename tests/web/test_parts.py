@@ -17,7 +17,7 @@ from makeway_api.errors import MakewayError
 from makeway_quota.services.log.topics import MAX_TOPICS
 from makeway_quota.web.pages import live as live_module
 from makeway_quota.web.pages import parts as parts_module
-from makeway_quota.web.pages.edits import applied, edits
+from makeway_quota.web.pages.edits import apply_edits, edits
 from makeway_quota.web.requests import compression
 from makeway_quota.web.requests.limits import Receive, Scope, Send
 from web.portal import API, PEOPLE, PREFIX, Portal, serving
@@ -27,7 +27,7 @@ LINES = st.lists(st.sampled_from(["<tr>", "</tr>", "<td>1</td>", "<td>2</td>", "
 
 @given(before=LINES, after=LINES)
 def test_edits_make_the_new_text_of_the_old_one(before: list[str], after: list[str]) -> None:
-    assert applied(before, edits(before, after)) == after
+    assert apply_edits(before, edits(before, after)) == after
 
 
 def test_edits_are_as_small_as_what_changed() -> None:
@@ -78,7 +78,7 @@ async def test_a_part_comes_whole_and_then_as_what_changed(web: Portal, url: str
                 change = await reader.next("part")
                 assert change["base"] == whole["version"]
                 assert len(json.dumps(change["edits"])) < len(whole["text"])
-                text, whole = applied(text, change["edits"]), whole | {"version": change["version"]}
+                text, whole = apply_edits(text, change["edits"]), whole | {"version": change["version"]}
             known = f"parts=panel@{whole['version']}"
         async with client.stream("GET", f"{url}{API}/events?{known}") as answer:
             reader = Reader(answer.aiter_bytes())

@@ -46,7 +46,7 @@ def edits(before: Sequence[str], after: Sequence[str]) -> list[Edit]:
     return made
 
 
-def applied(before: Sequence[str], made: Sequence[Edit]) -> list[str]:
+def apply_edits(before: Sequence[str], made: Sequence[Edit]) -> list[str]:
     """Return the text that edits make of an earlier one: what the script of the page does."""
     after: list[str] = []
     for edit in made:

@@ -98,7 +98,7 @@ async def save(
     except MakewayError as error:
         problem = f"{error.message} {AGAIN}" if text.strip() else error.message
         return await _page(request, visitor, services, form, status=error.status, problem=problem)
-    return _to(request, done=form.name)
+    return _redirect(request, done=form.name)
 
 
 @router.post("/credentials/{name}/delete")
@@ -120,7 +120,7 @@ async def delete(
             asks = {"name": name, "use": use, "token": token, "cloud": found.kind == "cloud"}
             return await _page(request, visitor, services, CredentialForm(), asks=asks)
     await services.credentials.delete(visitor.caller, name)
-    return _to(request, deleted=name)
+    return _redirect(request, deleted=name)
 
 
 async def _check(services: Services, visitor: Visitor, form: CredentialForm, text: str) -> None:
@@ -174,7 +174,7 @@ async def _page(
     return await page(request, "credentials.html", visitor, status=status, **shown, **known)
 
 
-def _to(request: Request, **notice: str) -> Response:
+def _redirect(request: Request, **notice: str) -> Response:
     settings: WebSettings = request.app.state.settings
     return RedirectResponse(f"{settings.prefix}credentials?{urlencode(notice)}", status_code=303)
 
