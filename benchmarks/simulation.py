@@ -119,7 +119,7 @@ def earth(traces: Path) -> list[Line]:
     inventory = of_quotas("Helios Earth", quotas, {a.gpus for a in arrivals}, grace=0.0)
     outcome = played(inventory, arrivals, restart=0.0)
     unmet = outcome.meter.waited / GPU / (outcome.ended - outcome.began)
-    guarantee = outcome.meter.unserved
+    guarantee = outcome.meter.unserved_gpu_hours
     return [
         Line("Q1", "GPUs not met, mean", unmet, "<= 0.27", unmet <= 0.27),
         Line("Q1", "GPU-h below min(quota, demand)", guarantee, "0", guarantee == 0),

@@ -118,7 +118,7 @@ def test_demand_that_is_withdrawn_leaves_at_once() -> None:
     ]
     made = of_quotas("made", {"a": 8, "b": 8}, {8 * GPU}, grace=0.0)
     outcome = replay(made, trace, IncrementalPlanner(made, {profile_name(8 * GPU): 3}), restart=0.0)
-    assert outcome.meter.unserved == 0
+    assert outcome.meter.unserved_gpu_hours == 0
     assert outcome.meter.waited / GPU / HOUR == pytest.approx(8.0, abs=0.01), "a2 waits while b1 is there"
 
 

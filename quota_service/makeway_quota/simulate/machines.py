@@ -24,25 +24,25 @@ from ..store.records import Workload
 from .memory import MemoryMachineStore
 
 STEP_EVERY = 300.0
-"""Seconds between two steps, at most, while there are machines or work that waits: for schedules, age and the budget"""
+"""Seconds between two steps at most while machines exist or work waits: schedules, age and budgets follow the clock"""
 REPORT_EVERY = 10.0
 """Seconds from one report of an agent to the next"""
 LASTING = frozenset({"too_small", "price_unknown", "max_machines", "hour_budget", "paused"})
-"""Why no machine is launched, where none exists: the time changes nothing of it"""
+"""Reasons for launching no machine that do not pass with time, as long as no machine exists"""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineUse:
-    """What the machines of one type were: how many, how many at once, for how many seconds, and their cost.
+    """The machines of one type over a simulation: how many there were, the most at once, their seconds and cost.
 
-    `cost`: in millionths of the currency, None where the price is not known.
+    `seconds`: of all machines in sum. `cost`: in millionths of the currency, None where the price is not known.
     """
 
     deployment: str
     type: str
     gpus: int
     machines: int
-    peak: int
+    peak_machines: int
     seconds: float
     cost: int | None
     currency: str
@@ -125,7 +125,7 @@ class SimulatedDeployment:
 
     @property
     def winds_down_in(self) -> float:
-        """Return the seconds within which machines without work end, except those that are kept without any."""
+        """Return the seconds within which idle machines end, except those that the document keeps idle."""
         return max(kind.idle_timeout for kind in self.types.values()) + 4 * self.deployment.poll_interval
 
     def uses(self, now: float) -> Iterator[MachineUse]:
@@ -158,7 +158,7 @@ class SimulatedMachines:
         self.deployments = [SimulatedDeployment(one, boot, ids) for one in deployments]
         self.nodes: dict[str, Node] = {}
         self.now = 0.0
-        self.peak = 0
+        self.peak_milli_gpus = 0
         """the most milli-GPUs of machines at once"""
 
     @property
@@ -191,7 +191,7 @@ class SimulatedMachines:
         changed = [node for name, node in current.items() if self.nodes.get(name) != node]
         gone = [name for name in self.nodes if name not in current]
         self.nodes = current
-        self.peak = max(self.peak, self.gpus)
+        self.peak_milli_gpus = max(self.peak_milli_gpus, self.gpus)
         return changed, gone
 
     def leaving(self) -> frozenset[str]:
@@ -208,7 +208,7 @@ class SimulatedMachines:
 
     @property
     def winds_down_in(self) -> float:
-        """Return the seconds within which machines without work end."""
+        """Return the seconds within which idle machines end, of the slowest deployment."""
         return max(one.winds_down_in for one in self.deployments)
 
     def uses(self, now: float) -> tuple[MachineUse, ...]:

@@ -37,14 +37,16 @@ class Moment:
 
 @dataclass(slots=True)
 class Team:
-    """One team's numbers now, in milli-GPUs; `queued` counts waiting jobs by size."""
+    """One team's numbers now, in milli-GPUs; `queued` counts waiting jobs by size.
+
+    `unserved`: milli-GPU seconds that its reservation had room for and waiting jobs did not get.
+    """
 
     reserved: int
     used: int = 0
     queued: dict[int, int] = field(default_factory=dict)
     unserved: float = 0.0
     preempted: int = 0
-    gpu_seconds: float = 0.0
 
     def room(self) -> int:
         """Return the milli-GPUs that waiting jobs could use within the reservation, the largest first."""
@@ -161,6 +163,6 @@ class Meter:
         self._dirty.add(team)
 
     @property
-    def unserved(self) -> float:
+    def unserved_gpu_hours(self) -> float:
         """Return the GPU-hours that teams had room for inside their reservations, had queued, and did not get."""
         return sum(team.unserved for team in self.teams.values()) / GPU / HOUR

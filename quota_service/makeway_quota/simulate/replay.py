@@ -51,13 +51,13 @@ class Outcome:
     machines: tuple[MachineUse, ...] = ()
     still_waiting: int = 0
     """jobs that waited at the end, also those that ran and were evicted"""
-    machines_at_most: int = 0
+    peak_machine_milli_gpus: int = 0
     """milli-GPUs of machines of deployments at once, at most"""
 
     @property
     def capacity(self) -> float:
         """Return the GPU-seconds of the nodes, and of the machines that were paid."""
-        nodes = self.gpus - self.machines_at_most
+        nodes = self.gpus - self.peak_machine_milli_gpus
         paid = sum(use.gpus * use.seconds for use in self.machines)
         return nodes / GPU * (self.ended - self.began) + paid
 
@@ -132,10 +132,10 @@ class Replay:
             work.remaining * work.arrival.gpus for work in self.backend.work.values() if work.arrival.until is None
         )
         machines = self.machines.uses(self.now) if self.machines else ()
-        most = self.machines.peak if self.machines else 0
-        total = self.cluster.gpus + most
+        peak = self.machines.peak_milli_gpus if self.machines else 0
+        total = self.cluster.gpus + peak
         return Outcome(
-            self.cluster.name, total, self.meter, began, self.now, ended / GPU, self.passes, machines, waits, most
+            self.cluster.name, total, self.meter, began, self.now, ended / GPU, self.passes, machines, waits, peak
         )
 
     def _next(self, arrival: float | None) -> float | None:
