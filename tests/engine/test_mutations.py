@@ -554,8 +554,8 @@ EDITS = (
     ),
     Edit(
         "cycle/unschedulable.py",
-        "self.kept = {hold.group.number for hold in builder.holds.values()}",
-        "self.kept: set[int] = set()",
+        "self.holding_groups = {hold.group.number for hold in builder.holds.values()}",
+        "self.holding_groups: set[int] = set()",
         "who waited too long asks its own team past its hold",
     ),
     Edit(

@@ -16,7 +16,7 @@ class Unschedulable:
 
     def __init__(self, cluster: Cluster, builder: PlanBuilder) -> None:
         self.cluster, self.builder, self.seen = cluster, builder, builder.progress.decisions
-        self.kept = {hold.group.number for hold in builder.holds.values()}
+        self.holding_groups = {hold.group.number for hold in builder.holds.values()}
         """The numbers of the groups that GPUs are held for."""
         self.room: dict[int, bool] = {}
         self.may_evict: dict[tuple[int, int, int], bool] = {}
@@ -30,7 +30,7 @@ class Unschedulable:
         room = self.room.get(group.request_class)
         if room is None:
             room = self.room[group.request_class] = self._room(group)
-        if room or group.nominated or group.number in self.kept:
+        if room or group.nominated or group.number in self.holding_groups:
             return False
         return group.patient or not self._may_evict(group)
 
@@ -53,26 +53,26 @@ class Unschedulable:
         """Whether the group's team runs lower-priority work whose eviction would be enough."""
         pools = self._open(group)
         known = pools is group.pools and not self.cluster.hosts
-        reached = group.reach if known else self.cluster.reach(group.account, pools)
+        reached = group.candidate_pools if known else self.cluster.reach(group.account, pools)
         if not pools or self.cluster.lowest(group.account.policy.name, reached) >= group.priority:
             return False
-        known_as = (group.rights_class, group.request_class, group.priority)
-        if known_as not in self.may_evict:
-            self.may_evict[known_as] = any(self._enough(group, pool) for pool in pools)
-        return self.may_evict[known_as]
+        key = (group.rights_class, group.request_class, group.priority)
+        if key not in self.may_evict:
+            self.may_evict[key] = any(self._enough(group, pool) for pool in pools)
+        return self.may_evict[key]
 
     def _enough(self, group: WorkloadGroup, pool: PoolState) -> bool:
         """Whether there could be room in a pool without the lower-priority work of its policy (whole GPUs only)."""
         whole = group.need.whole_devices
         if not whole:
             return True
-        gone: dict[int, int] = {}
+        freed: dict[int, int] = {}
         for allocation in self.cluster.less_than(pool, group.account.policy.name, group.priority):
             for part in allocation.parts_in(pool):
                 at = part.node.position
-                gone[at] = gone.get(at, 0) + len(part.devices)
+                freed[at] = freed.get(at, 0) + len(part.devices)
         workers = sum(len(bucket) * (size // whole) for size, bucket in enumerate(pool.by_future))
-        for at, devices in gone.items():
+        for at, devices in freed.items():
             free = pool.nodes[at].whole_future
             workers += (free + devices) // whole - free // whole
         return workers >= group.need.min_workers

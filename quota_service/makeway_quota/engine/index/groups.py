@@ -47,7 +47,7 @@ class WorkloadGroup:
     """The group's number, stable from one decision to the next; never 0."""
     total: int = 0
     """The milli-GPUs that one of its workloads needs to start."""
-    reach: Iterable[PoolState] = ()
+    candidate_pools: Iterable[PoolState] = ()
     """The pools in which its workloads may have candidates for an eviction in one of `pools`."""
     borrows: bool = True
     """Whether its workloads may run over quota; without GPUs they always may."""
@@ -262,7 +262,7 @@ class PendingWorkloads:
         )
         group.is_protected_session = w.non_preemptible and w.kind == "session"
         group.total = need.total
-        group.reach = self.cluster.reach(group.account, pools) if group.account.is_limited else pools
+        group.candidate_pools = self.cluster.reach(group.account, pools) if group.account.is_limited else pools
         group.borrows = not need.total or (not w.non_preemptible and group.account.policy.weight != "None")
         group.rights_class = self._number((w.policy, names, w.non_preemptible))
         group.request_class = self._number((need, names))

@@ -10,7 +10,7 @@ from .decisions import Decisions
 from .state.cluster import Allocation, Cluster, WorkerPlacement
 from .state.groups import Key, WorkloadGroup, closed, group_of, key
 from .state.placement import find
-from .state.quota import Request, above, allowed, counts, counts_on, guarantor, in_quota, reserving
+from .state.quota import Request, allowed, counts, counts_on, guarantor, in_quota, is_above_reservation, reserving
 from .victims.victims import Preemptor, has_right, is_protected, rights_of
 
 MAX_WITHDRAWN = 1000
@@ -180,7 +180,7 @@ def _made_candidates(
     for (victim, _), preemptor in zip(freed, preemptors, strict=True):
         place = trial.nominations.get(preemptor.id) or trial.running.get(preemptor.id)
         own, chain = place.pool if place else victim.pool, trial.chain(preemptor.policy)
-        if not above(trial, victim, own, Request(chain), (), freed):
+        if not is_above_reservation(trial, victim, own, Request(chain), (), freed):
             at = victim.nearest(own)
             lines = [line for level in victim.chain for line in reserving(trial, level, at)]
             result += [start for start in withdrawn if any(counts_on(trial, line, start) for line in lines)]

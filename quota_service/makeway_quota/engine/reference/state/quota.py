@@ -126,73 +126,73 @@ def guarantor(cluster: Cluster, chain: Sequence[str], pool: str) -> str | None:
 
 
 Claimed = Callable[[TeamQuotaLine, bool], int]
-"""What counts on a reserving line beside all that runs or is nominated: in all, or only beyond the lines below it."""
+"""Return what counts on a line besides running and nominated work; with True, only work without a line below it."""
 
 
-def _nothing(line: TeamQuotaLine, beyond: bool) -> int:
+def _nothing(line: TeamQuotaLine, without_own_line: bool) -> int:
     return 0
 
 
 def in_quota(
     cluster: Cluster, chain: Sequence[str], pool: str, amount: int, non_preemptible: bool, claimed: Claimed = _nothing
 ) -> bool:
-    """Whether `amount` more stays within the reservation; `non_preemptible`: of such work alone (rule 2).
+    """Whether `amount` more stays within the reservation; `non_preemptible`: counting such work only (rule 2).
 
-    A workload without GPUs is not in quota by that alone: its team needs a reservation that is not exceeded.
+    False where nothing is reserved, and for work without GPUs (`amount` 0) where the reservation is exceeded.
     """
-    asked = False
+    is_reserved = False
     nearest = guarantor(cluster, chain, pool)
     for at, level in enumerate(chain):
         if not non_preemptible and level != nearest:
             continue  # what others borrow of its team's reservation is reclaimed
         own = any(reserving(cluster, below, pool) for below in chain[:at])
         for line in reserving(cluster, level, pool):
-            asked = True
+            is_reserved = True
             counted = counts(cluster, line)
             used = counted.non_preemptible if non_preemptible else counted.taken
             if used + claimed(line, False) + amount > line.quota.reserved:
                 return False
             promised = 0 if own or not non_preemptible else _promised_below(cluster, level, line.quota)
-            used = (_beyond(cluster, line, non_preemptible) if promised else 0) + claimed(line, True)
-            if promised and used + amount > max(0, line.quota.reserved - promised):
+            direct = (_used_without_own_line(cluster, line, non_preemptible) if promised else 0) + claimed(line, True)
+            if promised and direct + amount > max(0, line.quota.reserved - promised):
                 return False
-    return asked
+    return is_reserved
 
 
-def _promised_below(cluster: Cluster, policy: str, quota: QuotaLine, above: tuple[str, ...] = ()) -> int:
+def _promised_below(cluster: Cluster, policy: str, quota: QuotaLine, visited: tuple[str, ...] = ()) -> int:
     """Return what the nearest lines below a department reserve of one of its lines.
 
-    `above`: the policies between, for policies that are each other's departments.
+    `visited`: policies that are not descended into again, as departments may form a cycle.
     """
-    above = (*above, policy)
+    visited = (*visited, policy)
     total = 0
     for name, known in cluster.policies.items():
-        if known.parent == policy and name not in above:
-            total += _reserved_within(known, quota) or _promised_below(cluster, name, quota, above)
+        if known.parent == policy and name not in visited:
+            total += _reserved_within(known, quota) or _promised_below(cluster, name, quota, visited)
     return total
 
 
 def _reserved_within(policy: TeamQuota, quota: QuotaLine) -> int:
-    """Return what a policy's own lines reserve of a department's line; one within another of them adds nothing."""
+    """Return what a policy's own lines reserve within a department's line; of nested lines the outer one counts."""
     by_pools: dict[frozenset[str], int] = {}
     for line in policy.quotas:
         pools = frozenset(line.pools)
-        if line.reserved > 0 and _inside(pools, frozenset(quota.pools)):
+        if line.reserved > 0 and _is_within(pools, frozenset(quota.pools)):
             by_pools[pools] = min(line.reserved, by_pools.get(pools, line.reserved))
     return sum(
         reserved
         for pools, reserved in by_pools.items()
-        if not any(_inside(pools, other) for other in by_pools if other != pools)
+        if not any(_is_within(pools, other) for other in by_pools if other != pools)
     )
 
 
-def _inside(pools: frozenset[str], others: frozenset[str]) -> bool:
-    """Whether some pools are all among others; no pools are named: all of them."""
-    return not others or bool(pools and pools <= others)
+def _is_within(pools: Collection[str], others: Collection[str]) -> bool:
+    """Whether all pools of one line are among those of another; a line without pools covers all pools."""
+    return not others or (bool(pools) and set(pools) <= set(others))
 
 
-def _beyond(cluster: Cluster, line: TeamQuotaLine, non_preemptible: bool) -> int:
-    """Return what a department's work uses of its line without having a line of its own below it."""
+def _used_without_own_line(cluster: Cluster, line: TeamQuotaLine, non_preemptible: bool) -> int:
+    """Return what a department's line serves of work for which no policy below it reserves anything in the pool."""
     total = 0
     for name in cluster.policies:
         chain = cluster.chain(name)
@@ -244,10 +244,10 @@ def counts_on(cluster: Cluster, line: TeamQuotaLine, allocation: Allocation) -> 
 
 def pool_usage(cluster: Cluster, pool: str, in_future: bool) -> int:
     """Return what runs (or will) in a pool, as its capacity counts it."""
-    now = list(cluster.running.values())
-    future = sum(a.amount_in((pool,)) for a in now if a.id not in cluster.terminating)
+    running = cluster.running.values()
+    future = sum(a.amount_in((pool,)) for a in running if a.id not in cluster.terminating)
     future += sum(c.amount for c in cluster.nominations.values() if c.pool == pool)
-    return future if in_future else max(future, sum(a.amount_in((pool,)) for a in now))
+    return future if in_future else max(future, sum(a.amount_in((pool,)) for a in running))
 
 
 def over_capacity(cluster: Cluster, pool: str, amount: int, in_future: bool = False) -> bool:
@@ -311,8 +311,8 @@ def static_quota(
         (ln, min(idle, _free_in(cluster, ln.quota.pools, in_future))) for ln, idle in kept if not ln.quota.covers(pool)
     ]
     for line, _ in covering:
-        within = [(ln.policy, idle) for ln, idle in covering if _is_within(ln.quota, line.quota)]
-        others_within = [(ln, idle) for ln, idle in other_pools if _is_within(ln.quota, line.quota)]
+        within = [(ln.policy, idle) for ln, idle in covering if _is_within(ln.quota.pools, line.quota.pools)]
+        others_within = [(ln, idle) for ln, idle in other_pools if _is_within(ln.quota.pools, line.quota.pools)]
         pools = {name for ln, _ in others_within for name in ln.quota.pools}
         free = _free_in(cluster, pools, in_future) if pools else 0
         at_most_free = [(ln.policy, idle) for ln, idle in others_within]
@@ -320,10 +320,6 @@ def static_quota(
         if _free_in(cluster, line.quota.pools, in_future) - amount < keep_free:
             return line
     return None
-
-
-def _is_within(quota: QuotaLine, other: QuotaLine) -> bool:
-    return not other.pools or (bool(quota.pools) and set(quota.pools) <= set(other.pools))
 
 
 def _free_in(cluster: Cluster, pools: Collection[str], in_future: bool) -> int:
@@ -341,14 +337,14 @@ def allowed(cluster: Cluster, chain: Sequence[str], pool: str, amount: int, in_f
         return True
     if over_capacity(cluster, pool, amount, in_future) or over_limit(cluster, chain, pool, amount, in_future):
         return False
-    now = in_future or static_quota(cluster, chain, pool, amount, False) is None
-    return now and static_quota(cluster, chain, pool, amount, True) is None
+    fits_now = in_future or static_quota(cluster, chain, pool, amount, False) is None
+    return fits_now and static_quota(cluster, chain, pool, amount, True) is None
 
 
 # Shares
 
 
-def over(cluster: Cluster, chain: Sequence[str], pool: str, request: Request = NOTHING) -> int:
+def over_reservation(cluster: Cluster, chain: Sequence[str], pool: str, request: Request = NOTHING) -> int:
     """Return how far a policy will be beyond its reservation in a pool, a request counted."""
     level = chain[0]
     more = request.amount if level in request.chain else 0
@@ -356,15 +352,17 @@ def over(cluster: Cluster, chain: Sequence[str], pool: str, request: Request = N
     if lines:
         return max(0, max(counts(cluster, line).future + more - line.quota.reserved for line in lines))
     used = in_pool(cluster, level, pool) + more
-    above = guarantor(cluster, chain, pool)
-    return used if above is None else min(used, over(cluster, chain[chain.index(above) :], pool, request))
+    department = guarantor(cluster, chain, pool)
+    if department is None:
+        return used
+    return min(used, over_reservation(cluster, chain[chain.index(department) :], pool, request))
 
 
 def shares(cluster: Cluster, policy: str, pool: str) -> tuple[int, ...]:
     """Return over-quota use and history per weight, of the departments from the top down, then of the policy."""
     chain = cluster.chain(policy)
-    overs = [(cluster.policy(level), over(cluster, chain[at:], pool)) for at, level in enumerate(chain)]
-    return tuple(over_per_weight(beyond + known.history, known.weight) for known, beyond in reversed(overs))
+    excesses = [(cluster.policy(level), over_reservation(cluster, chain[at:], pool)) for at, level in enumerate(chain)]
+    return tuple(over_per_weight(excess + known.history, known.weight) for known, excess in reversed(excesses))
 
 
 def teams(cluster: Cluster) -> Iterator[tuple[str, ...]]:
@@ -380,24 +378,25 @@ def fair_share(cluster: Cluster, policy: str, pool: str, request: Request) -> in
 
     That is its weight's part of the GPUs that are not used within a reservation.
     """
-    every = [(chain, over(cluster, chain, pool, request)) for chain in teams(cluster)]
+    every = [(chain, over_reservation(cluster, chain, pool, request)) for chain in teams(cluster)]
     asking = request.chain[0] if request.chain else policy
-    sharing = [chain[0] for chain, beyond in every if beyond > 0 or chain[0] in (policy, asking)]
+    sharing = [chain[0] for chain, excess in every if excess > 0 or chain[0] in (policy, asking)]
     weights = sum(WEIGHTS[cluster.policy(name).weight] for name in sharing)
     if not weights:
         return 0
     used = {chain: in_pool(cluster, chain[0], pool) for chain, _ in every}
-    within = sum(used[chain] + (request.amount if chain[0] in request.chain else 0) - beyond for chain, beyond in every)
+    within = sum(used[chain] + (request.amount if chain[0] in request.chain else 0) - excess for chain, excess in every)
     unreserved = max(0, cluster.total_gpus(pool) - within)
     return unreserved * WEIGHTS[cluster.policy(policy).weight] // weights
 
 
 def within_fair_share(cluster: Cluster, request: Request, pool: str) -> bool:
     """Whether a policy stays within its fair share with a request (which may straddle its reservation)."""
-    return over(cluster, request.chain, pool, request) <= fair_share(cluster, request.chain[0], pool, request)
+    fair = fair_share(cluster, request.chain[0], pool, request)
+    return over_reservation(cluster, request.chain, pool, request) <= fair
 
 
-def above(
+def is_above_reservation(
     cluster: Cluster,
     victim: Allocation,
     pool: str,
@@ -407,8 +406,9 @@ def above(
 ) -> bool:
     """Whether a victim's policy is above its reservation, a request in `pool` counted, those in `gone` not (rule 5.1).
 
-    Every level from the victim up has to be, but by lines that only stand over both sides: there nothing changes.
-    `back`: of these, the one that counts most on a line is counted there.
+    Every reserving level from the victim up has to be above. Lines that cover both the victim and the request are left
+    out: to replace one with the other changes nothing there. `back`: of these, the one that counts most on a line is
+    counted there.
     """
     reserves = guarantor(cluster, request.chain, pool) or request.chain[0]
     shared = request.chain[request.chain.index(reserves) + 1 :]
@@ -417,12 +417,12 @@ def above(
         lines = reserving(cluster, level, at)
         if level in shared:
             lines = [line for line in lines if not line.quota.covers(pool)]
-        if lines and not any(_above(cluster, line, pool, request, gone, back) for line in lines):
+        if lines and not any(_line_is_above(cluster, line, pool, request, gone, back) for line in lines):
             return False
     return True
 
 
-def _above(
+def _line_is_above(
     cluster: Cluster,
     line: TeamQuotaLine,
     pool: str,

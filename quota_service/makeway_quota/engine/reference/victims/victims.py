@@ -10,7 +10,17 @@ from ...request import Need
 from ...snapshot import GPU, Workload
 from ..state.cluster import Allocation, Cluster, WorkerPlacement
 from ..state.groups import Key, rank
-from ..state.quota import Request, above, blocking, counts_on, fair_share, over, over_limit, shares, within_fair_share
+from ..state.quota import (
+    Request,
+    blocking,
+    counts_on,
+    fair_share,
+    is_above_reservation,
+    over_limit,
+    over_reservation,
+    shares,
+    within_fair_share,
+)
 
 Right = Literal["reservation", "own_team_any_priority", "own_team", "fair_share"]
 """A rule by which a workload may be evicted: 5.1, 5.1 by non-preemptible work of its own team, 5.7 and 5.9."""
@@ -234,7 +244,7 @@ def has_right(p: Preemptor, victim: Allocation, gone: Sequence[tuple[Allocation,
     """Whether the preemptor may evict a victim by any of its rights, with those in `gone` left out."""
     if always_has_right(p, victim) or ("fair_share" in p.rights and _above_fair_share(p, victim, gone)):
         return True
-    return "reservation" in p.rights and above(p.cluster, victim, p.pool, p.request, gone)
+    return "reservation" in p.rights and is_above_reservation(p.cluster, victim, p.pool, p.request, gone)
 
 
 def always_has_right(p: Preemptor, victim: Allocation) -> bool:
@@ -260,7 +270,7 @@ def _above_fair_share(p: Preemptor, victim: Allocation, gone: Sequence[tuple[All
         return False  # a fair share is one of the GPUs of a pool
     fair = p.fair.setdefault(name, fair_share(p.cluster, name, p.pool, p.request))
     less = sum(amount for allocation, amount in gone if name in allocation.chain)
-    return over(p.cluster, victim.chain, p.pool, p.request) - less > fair
+    return over_reservation(p.cluster, victim.chain, p.pool, p.request) - less > fair
 
 
 def legal_order(p: Preemptor, victims: Sequence[Member]) -> Victims | None:
