@@ -65,7 +65,7 @@ class ServiceSettings:
         "",
         "The document of a deployment of machines that an empty database is seeded with, beside the policy.",
         convert=path_or_none,
-        scope="machine",
+        scope="chart",
     )
     credentials_key_file: Path | None = setting(
         "",
