@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from autoscale.fleet import Fleet, gpu_work
 from gce_cloud import GCP, GCP_TYPE, IMAGE, PROJECT, ZONES, GceCloud, account_key, served, set_environment
 from makeway_quota.autoscale.deployment import Deployment
 from makeway_quota.autoscale.provider import (
@@ -30,6 +31,7 @@ from makeway_quota.autoscale.provider import (
 from makeway_quota.autoscale.providers import gcp, gcp_launch
 from makeway_quota.autoscale.providers.boot_script import boot_script
 from makeway_quota.autoscale.providers.gcp import GcpProvider
+from makeway_quota.autoscale.step import answer
 
 JOIN = JoinData("https://gpus.example/services/makeway", "m-1.secret-of-the-join")
 
@@ -160,7 +162,7 @@ def test_every_refusal_of_a_launch_has_one_meaning_and_is_called_once(
         ("UNSUPPORTED_OPERATION", StockOut),
         ("QUOTA_EXCEEDED", QuotaReached),
         ("IP_SPACE_EXHAUSTED", QuotaReached),
-        ("RESOURCE_OPERATION_RATE_EXCEEDED", Throttled),
+        ("RESOURCE_OPERATION_RATE_EXCEEDED", QuotaReached),
         ("PERMISSIONS_ERROR", Denied),
         ("RESOURCE_NOT_FOUND", InvalidLaunch),
         ("SOMETHING_NEW", InvalidLaunch),
@@ -417,3 +419,50 @@ def test_the_name_and_the_request_id_of_a_machine_are_always_the_same_and_of_no_
     assert len(names) == 10
     assert gcp_launch.request_id("here", "m-1") == gcp_launch.request_id("here", "m-1")
     assert gcp_launch.request_id("here", "m-1") != gcp_launch.request_id("there", "m-1")
+
+
+@pytest.mark.parametrize("slow", [1, 3])
+def test_a_launch_whose_operation_was_throttled_is_another_machine_the_next_time(
+    cloud: GceCloud, provider: GcpProvider, slow: int
+) -> None:
+    """Google answers a repeated request id with the operation that failed: the machine would never be launched."""
+    fleet = Fleet(replace(GCP, provider="memory"), pending=[gpu_work()])
+    fleet.provider = provider  # type: ignore[assignment]
+    cloud.failures, cloud.slow = ["RESOURCE_OPERATION_RATE_EXCEEDED"], slow
+    fleet.run(60)
+    states = [(row.state, row.reason) for row in fleet.store.every().values()]
+    assert states == [("failed", "quota"), ("booting", "launched")]
+    assert len(cloud.running()) == 1
+    assert len(cloud.called("instances.insert")) == 2
+    [back] = fleet.store.read("cloud").backoffs
+    assert (back.type, back.zone, back.failure) == ("g2", ZONES[0], "quota"), "the other zones and types go on"
+
+
+def test_a_stock_out_after_the_instance_was_listed_counts_with_those_before(
+    cloud: GceCloud, provider: GcpProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An instance is listed while its operation goes on, which is no success yet: the pauses grow."""
+    kind = replace(GCP_TYPE, zones=ZONES[:1])
+    fleet = Fleet(replace(GCP, types=(kind,)), pending=[gpu_work()])
+    fleet.provider = provider  # type: ignore[assignment]
+    cloud.clock = lambda: fleet.now
+    cloud.stock_out = {(kind.instance, ZONES[0], "on_demand")}
+    pauses = []
+    for _ in range(3):
+        [call] = [one for one in fleet.step().calls if one.kind == "launch"]
+        cloud.slow = 10_000
+        monkeypatch.setattr(gcp, "LAUNCH_SECONDS", 0.0)
+        assert isinstance(call.make(provider), AnswerLost)
+        fleet.step()
+        assert fleet.states[-1:] == ["booting"]
+        for operation in cloud._operations.values():
+            operation.polls = 1
+        monkeypatch.setattr(gcp, "LAUNCH_SECONDS", 60.0)
+        result = call.make(provider)
+        assert isinstance(result, StockOut)
+        assert answer(fleet.store, fleet.deployment, [(call, fleet.now, result)], fleet.store.term, fleet.now)
+        [back] = fleet.store.read("cloud").backoffs
+        pauses.append(back.until - fleet.now)
+        fleet.run(back.until - fleet.now - 1)
+        fleet.now += 1.5
+    assert pauses == [300.0, 600.0, 1200.0]

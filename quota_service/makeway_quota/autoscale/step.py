@@ -198,8 +198,8 @@ class _Work:
             failure = "spot_lost"
         if failure is not None:
             self.hold_back(after, failure)
-        if after.state in ("booting", "ready"):
-            over: FailureClass = "stock_out" if after.state == "booting" else "boot_failed"
+        if after.state in ("joining", "ready"):  # one that boots may be listed only until its launch fails
+            over: FailureClass = "stock_out" if after.state == "joining" else "boot_failed"
             self.backoffs = [
                 one
                 for one in self.backoffs

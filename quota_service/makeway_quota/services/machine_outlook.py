@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..autoscale.demand import MachineDemand
 from ..autoscale.deployment import CLUSTER, Deployment
@@ -28,7 +29,19 @@ from ..store.records import Workload
 from .context import Context
 
 FRESH = 2.0
-"""Seconds for which machines that were read are not read again"""
+"""Seconds for which the machines as they were read last will do"""
+UNSTEADY: Mapping[str, Any] = {
+    "heard_at": None,
+    "attempts": None,
+    "needed_at": 0.0,
+    "version": 0,
+    "term": 0,
+    "calls": 0,
+    "called_at": None,
+    "end_called_at": None,
+    "absences": 0,
+}
+"""Fields of machines that change while nothing happens to them, with a value for comparisons"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +75,11 @@ class MachineOutlook:
         self._lock = asyncio.Lock()
 
     async def read(self) -> Known:
-        """Return the deployments, at most FRESH seconds old; the same object while nothing changed."""
+        """Return the deployments, at most FRESH seconds old; the same object while nothing changed but reports."""
         if self._autoscaling_on and time.monotonic() - self._read_at >= FRESH:
             async with self._lock:
                 if time.monotonic() - self._read_at >= FRESH:
-                    known = await self._context.call(self._read)
-                    self._known = self._known if known == self._known else known
+                    self._known = await self._context.call(self._read)
                     self._read_at = time.monotonic()
         return self._known
 
@@ -112,7 +124,19 @@ class MachineOutlook:
             boots = _boots(store.machines.machines(stored.name, limit=BOOTS))
             rows = store.machines.read(stored.name)
             result[stored.name] = KnownDeployment(deployment, stored.deleting, rows, boots)
-        return result
+        return self._known if _compared(result) == _compared(self._known) else result
+
+
+def _compared(known: Known) -> Mapping[str, KnownDeployment]:
+    """Return the deployments without what reports, lists and calls change in rows all the time."""
+    return {
+        name: replace(one, rows=replace(one.rows, machines=tuple(map(_steady, one.rows.machines))))
+        for name, one in known.items()
+    }
+
+
+def _steady(machine: Machine) -> Machine:
+    return machine.with_fields(**UNSTEADY)
 
 
 def _boots(machines: Iterable[Machine]) -> Mapping[str, float]:

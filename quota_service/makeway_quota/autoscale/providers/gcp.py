@@ -27,7 +27,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from ..deployment import Deployment, MachineType
 from ..instances import Instance, InstanceList, InstanceState
-from ..provider import AnswerLost, Denied, InvalidLaunch, JoinData, ProviderError, Throttled
+from ..provider import AnswerLost, Denied, InvalidLaunch, JoinData, ProviderError, QuotaReached, Throttled
 from .gcp_errors import NameTaken, NoSuchInstance, as_provider_errors, failure_of
 from .gcp_launch import (
     DEPLOYMENT_LABEL,
@@ -164,6 +164,8 @@ class GcpProvider:
             return self._launched_before(wanted, taken)
         if isinstance(failure, NameTaken):
             return self._launched_before(wanted, failure)
+        if isinstance(failure, Throttled):  # its request id is spent: only another machine can be launched
+            failure = QuotaReached(str(failure))
         if failure is not None:
             failure.instance = f"{zone}/{instance_name(self._installation, wanted['machine'])}"
             raise failure
