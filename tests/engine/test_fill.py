@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from engine.engines import ENGINES
 from makeway_quota.policy import read, write
+from makeway_quota.snapshot_file import read_snapshot, write_snapshot
 from worlds import World
 
 POOL = """
@@ -49,3 +52,12 @@ def test_pools_that_grow_fill_their_machines_unless_the_document_says_otherwise(
     assert strategy(POOL.replace("KIND", "autoscaled")) == "fill"
     assert strategy(POOL.replace("KIND", "autoscaled, strategy: pack")) == "pack"
     assert strategy(POOL.replace("KIND", "static, strategy: fill")) == "fill"
+
+
+def test_a_pool_of_a_snapshot_file_without_a_strategy_packs_as_in_files_of_earlier_releases() -> None:
+    text = "version: 1\nnow: 2026-01-01T12:00:00Z\npools: [{name: p, kind: autoscaled}]\n"
+    [pool] = read_snapshot(text).pools
+    assert pool.strategy == "pack"
+    filled = replace(read_snapshot(text), pools=(replace(pool, strategy="fill"),))
+    assert "strategy: fill" in write_snapshot(filled)
+    assert read_snapshot(write_snapshot(filled)) == filled

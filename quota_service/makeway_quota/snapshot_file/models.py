@@ -15,6 +15,7 @@ from ..engine.snapshot import (
     Settings,
     Snapshot,
     State,
+    Strategy,
     TeamQuota,
     Terminating,
     Workload,
@@ -49,12 +50,17 @@ class FileSettings(SettingsTable):
 
 
 class FilePool(PoolTable):
-    """An entry of `pools`."""
+    """An entry of `pools`; one without a `strategy` packs, as in files of earlier releases."""
 
     record = Pool
 
     booting: Count = 0
     sessions: Flag = True
+
+    @property
+    def usual_strategy(self) -> Strategy:
+        """Return what an entry without a strategy has."""
+        return "pack"
 
 
 class FileForeign(Table):
