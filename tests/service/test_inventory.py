@@ -7,15 +7,16 @@ import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from weakref import ref
 
 import pytest
-from makeway_api.models import Node, Pool
+from makeway_api.models import Node, Pool, Wire
 from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.reads.read_model import ReadModel
 from makeway_quota.services.cluster.inventory import InventoryService, LatestAnswer
+from pydantic import TypeAdapter
 from running import PEOPLE, Running, running
 
 ROOT = PEOPLE["root"]
@@ -117,3 +118,23 @@ async def test_nodes_that_are_gone_do_not_stay_in_memory(tmp_path: Path) -> None
             del pools
         gc.collect()
         assert len([item for item in seen if item() is not None]) <= 3
+
+
+async def test_notebooks_of_earlier_releases_read_pools_that_fill(tmp_path: Path) -> None:
+    """Those know two strategies, and a third one would make the whole list unreadable to them."""
+
+    class EarlierPool(Wire):
+        name: str
+        strategy: Literal["pack", "spread"] = "pack"
+
+    pools = "{name: gpu, kind: autoscaled}, {name: even, strategy: spread}, {name: old}"
+    policy = (
+        f"version: 1\npools: [{pools}]\nprofiles: [{{name: one, gpus: 1}}]\npolicies: [{{name: a, users: [ana]}}]\n"
+    )
+    async with running(tmp_path, policy, backend=MemoryBackend([node("n1")], real_time=True)) as run:
+        await run.converged()
+        written = await run.service.services.inventory.pools_json(ROOT)
+        earlier = TypeAdapter(list[EarlierPool]).validate_json(written)
+        assert [pool.strategy for pool in earlier] == ["pack", "spread", "pack"]
+        shown = await run.client("root").pools()
+        assert [pool.placement for pool in shown] == ["fill", "spread", "pack"]

@@ -56,7 +56,8 @@ class Pool(Wire):
     name: str
     kind: Literal["static", "autoscaled"] = "static"
     resource: str = "nvidia.com/gpu"
-    strategy: Literal["pack", "spread", "fill"] = "pack"
+    strategy: Literal["pack", "spread"] = Field("pack", description="`pack` also for others: read `placement`")
+    placement: str = Field("", description="the strategy: `pack`, `spread`, `fill`, or one of a later release")
     capacity: float | None = None
     virtual: bool = False
     total: float = 0

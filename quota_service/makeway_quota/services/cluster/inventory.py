@@ -133,7 +133,8 @@ class InventoryService:
             name=pool.name,
             kind=pool.kind,
             resource=pool.resource,
-            strategy=pool.strategy,
+            strategy="spread" if pool.strategy == "spread" else "pack",  # what notebooks of 0.1.0 can read
+            placement=pool.strategy,
             capacity=None if pool.capacity is None else gpu(pool.capacity),
             virtual=any(use.status.virtual for use in uses),
             total=float(sum(len(use.devices) for use in uses)),
