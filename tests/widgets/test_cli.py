@@ -11,6 +11,8 @@ import pytest
 from makeway import cli, connection
 from makeway_api.client import Client
 from makeway_api.models import JobRequest, State
+from makeway_quota.services.cluster.offer_engine import OfferEngine
+from makeway_quota.services.refusals import busy
 
 from .conftest import Portal
 
@@ -226,3 +228,16 @@ def test_what_is_kept_is_shown_in_one_line_and_deleted_by_commands_of_the_shell(
     assert makeway("delete", id).out.startswith(f"Deleted: {id} with ")
     result = makeway("delete", id)
     assert (result.code, "was removed" in result.err) == (1, True)
+
+
+def test_usage_is_shown_while_the_service_computes_too_many_offers(
+    makeway,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def full(*_: object) -> None:
+        raise busy("Too many offers are being computed: try again in a moment.", "offers_busy", 503, 2)
+
+    monkeypatch.setattr(OfferEngine, "answers", full)
+    result = makeway("usage")
+    assert (result.code, result.err) == (0, "")
+    assert "0 of 10 GPUs in use, 10 idle.\nWhat a job could have now is not known at the moment.\n" in result.out

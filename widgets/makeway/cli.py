@@ -22,6 +22,8 @@ from .submission import DryRunResult, Submission
 from .words import speaking_shell
 
 Run = Callable[[argparse.Namespace], int]
+BUSY = frozenset({429, 503, 504})
+"""Statuses of answers that are there again in a moment"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -273,9 +275,15 @@ def _usage(args: argparse.Namespace) -> int:
     print(text_of([teams.usage_table(usage.teams)]) if usage.teams else teams.NO_TEAM)
     print(*teams.borrowing(usage.teams), sep="\n", end="\n" if teams.borrowing(usage.teams) else "")
     print(f"{number(usage.used)} of {gpus(usage.total)} in use, {number(usage.free)} idle.")
-    offers = client().offers(kind="job")
-    if offers.teams:
-        print(teams.now_line(offers), *teams.machine_lines(offers), sep="\n")
+    try:
+        offers = client().offers(kind="job")
+    except MakewayError as error:
+        if error.status not in BUSY:
+            raise
+        print("What a job could have now is not known at the moment.")
+    else:
+        if offers.teams:
+            print(teams.now_line(offers), *teams.machine_lines(offers), sep="\n")
     if usage.virtual:
         print(teams.VIRTUAL)
     return 0
