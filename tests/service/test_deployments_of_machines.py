@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from makeway_quota.autoscale.machine import Machine
 from makeway_quota.autoscale.providers.local import LocalFaults, LocalProvider
+from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.machines.backend import MachinesBackend
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.backends.routing.backend import RoutingBackend
@@ -86,11 +87,12 @@ async def site(
     policy: str = POLICY,
     make_cloud: Callable[[Path], LocalProvider] = LocalProvider,
     host: str = "127.0.0.1",
+    nodes: Sequence[NodeStatus] = (),
 ) -> AsyncIterator[Site]:
     """Start a service that machines reach, whose deployment has no machine yet; without one if `document` is empty."""
     cloud = make_cloud(folder / "state" / "machines")
     cloud.set_faults(LocalFaults(boot_seconds=0.5))
-    backend = RoutingBackend([MemoryBackend(), MachinesBackend(durable_checkpoints=True)])
+    backend = RoutingBackend([MemoryBackend(nodes, real_time=bool(nodes)), MachinesBackend(durable_checkpoints=True)])
     settings = {
         "MAKEWAY_TICK_SECONDS": "0.2",
         "MAKEWAY_TICKET_SECRET": "s" * 32,

@@ -24,6 +24,7 @@ from makeway_quota.control.machines import deployment_driver
 from makeway_quota.control.machines.cycle_demand import CycleDemand
 from makeway_quota.control.machines.machine_loop import MachineLoop
 from makeway_quota.quarantine import Quarantine
+from makeway_quota.services import machine_outlook
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.errors import NotLeading
 from sqlalchemy import event
@@ -615,3 +616,30 @@ async def test_reports_for_a_step_that_fails_are_kept_once_for_each_machine(
     await world.turn(1)
     assert world.states() == ["ready"]
     assert not driver._term.reports
+
+
+async def test_reports_of_machines_change_no_offer_and_another_machine_does(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each change makes all answers of the offers void, and with many machines one reports at any moment."""
+
+    async def call(function: Any, *args: Any) -> Any:
+        return function(*args)
+
+    monkeypatch.setattr(machine_outlook, "FRESH", 0.0)
+    settings = SimpleNamespace(backends=("local", "machines"))
+    context: Any = SimpleNamespace(settings=settings, store=world.store, call=call)
+    outlook = machine_outlook.MachineOutlook(context)
+    world.deploy()
+    [machine] = await world.grown("job-1")
+    before = await outlook.read()
+    assert [row.state for row in before["cloud"].rows.machines] == ["ready"]
+    world.needs(busy=(machine.id,))
+    world.report(machine, attempts=1)
+    await world.turn(10)
+    [after] = world.rows
+    assert (after.heard_at, after.version) != (machine.heard_at, machine.version)
+    assert await outlook.read() is before
+    world.needs("job-2", busy=(machine.id,))
+    await world.turn()
+    assert len((await outlook.read())["cloud"].rows.machines) == 2

@@ -11,6 +11,7 @@ from makeway import cli, connection, teams
 from makeway_api.errors import MakewayError
 from makeway_api.models import Offer, OfferTable
 from makeway_quota.autoscale.providers.local import LocalFaults
+from makeway_quota.backends.base import NodeStatus
 from makeway_spawner.picker import Picker
 from running import PEOPLE, python
 
@@ -126,3 +127,34 @@ async def test_the_picker_offers_notebooks_machines_of_a_cluster_and_none_that_j
         assert '<span class="badge mw-badge">Machine coming</span>' in row[0]
         assert f'<span class="mw-message small">{STARTED.format(0)}</span>' in row[0]
         assert "disabled" not in row[0]
+
+
+@pytest.mark.slow
+async def test_a_notebook_starts_in_the_pools_that_hold_notebooks_and_no_machine_is_launched_for_it(
+    tmp_path: Path,
+) -> None:
+    """A profile with two pools, of which machines that agents join serve one."""
+    policy = POLICY.replace("gpus: 2, pools: [cloud]", "gpus: 2, pools: [here, cloud]")
+    policy = policy.replace("quotas: [{pools: [cloud]", "quotas: [{pools: [here, cloud]")
+    here = NodeStatus("here-1", "here", (0, 1))
+    async with site(tmp_path, PRICED, policy, nodes=[here]) as world:
+        first = await world.run.granted((await world.run.session("ana", "gpu2", "rnd", "first")).id)
+        assert first.phase == "granted"
+        waits = (await world.run.session("lea", "gpu2", "rnd")).id
+        assert "machine" in (await until_offer(world, "gpu2", ".*would be started.*")).message
+        [offer] = [one for one in (await table(world, "session")).offers if one.profile == "gpu2"]
+        assert offer.code == "waits", offer
+        assert "machine" not in offer.message, offer
+
+        async def explained() -> bool:
+            session = await world.run.client("spawner").session(waits)
+            return (
+                session.phase == "admission" and session.reason is not None and "machine" not in session.reason.message
+            )
+
+        await world.run.until(explained, "the notebook waits for GPUs, and for no machine", 10)
+        job = await world.run.submit("ana", "one", python("print()"), profile="gpu1")
+        await world.run.job(job.id, "succeeded", "failed", seconds=90)
+        await world.until_machines()
+        events = world.store.machine_log.events()
+        assert len({event.machine for event in events if event.machine}) == 1, "only that of the job"

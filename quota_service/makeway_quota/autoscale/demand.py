@@ -24,6 +24,8 @@ class PendingWork(NamedTuple):
     memory: int = 0
     models: tuple[str, ...] = ()
     """whose GPUs suit; none: of any"""
+    session: bool = False
+    """whether it is a notebook, which machines that agents join do not run"""
 
     @property
     def shape(self) -> tuple[object, ...]:

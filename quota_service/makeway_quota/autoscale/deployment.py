@@ -128,6 +128,11 @@ class Deployment:
         return self.hour is not None or self.month is not None
 
     @property
+    def runs_sessions(self) -> bool:
+        """Whether notebooks start on its machines: those that agents join run jobs only."""
+        return self.provider == CLUSTER
+
+    @property
     def place(self) -> tuple[str, ...]:
         """Return where its machines are: the provider, and the region or project in which it lists them."""
         within = {"aws": "region", "gcp": "project"}.get(self.provider)

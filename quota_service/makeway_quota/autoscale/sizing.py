@@ -166,7 +166,8 @@ def size(
         MachineRoom.of(types[row.type], row) for row in sorted(coming, key=lambda row: (ORDER[row.state], row.id))
     )
     sizer = _Sizer(deployment, backoffs, now, money, len(rows), Counter(row.type for row in rows), rooms)
-    unserved = tuple(work for work in demand.pending if not sizer.place(work))
+    pending = [work for work in demand.pending if deployment.runs_sessions or not work.session]
+    unserved = tuple(work for work in pending if not sizer.place(work))
     for kind in deployment.types:
         ready = sum(row.type == kind.name and row.accepts_work and _idle(row, demand) for row in rows)
         sizer.keep_idle(kind, ready)

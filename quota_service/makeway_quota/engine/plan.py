@@ -123,6 +123,7 @@ class Demand(NamedTuple):
     cpu: int
     memory: int
     models: tuple[str, ...] = ()
+    session: bool = False
 
 
 @dataclass(frozen=True, slots=True)

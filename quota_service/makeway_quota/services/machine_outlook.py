@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..autoscale.demand import MachineDemand
-from ..autoscale.deployment import CLUSTER, Deployment
+from ..autoscale.deployment import Deployment
 from ..autoscale.document import read_deployment
 from ..autoscale.machine import Machine
 from ..autoscale.prospects import outlook, usual_boots
@@ -86,17 +86,18 @@ class MachineOutlook:
     async def without_sessions(self, pools: Iterable[str]) -> list[str]:
         """Return those of some pools in which no notebook can start.
 
-        Either no node of such a pool takes notebooks, or the pool has no node and its machines join by agents.
+        Either no node of such a pool takes notebooks, or the pool has no node and its machines join by agents. None of
+        them while notebooks can start in another one.
         """
         names, assignment = list(pools), self._context.world.assignment
         result = set(assignment.without_sessions(names))
         known = await self.read()
         empty = set(names).difference(node.pool for node in assignment.nodes)
         for pool in empty:
-            providers = {one.deployment.provider for one in known.values() if one.serves((pool,))}
-            if providers and CLUSTER not in providers:
+            able = [one.deployment.runs_sessions for one in known.values() if one.serves((pool,))]
+            if able and not any(able):
                 result.add(pool)
-        return [name for name in names if name in result]
+        return names if result.issuperset(names) else []
 
     async def with_machines(self, offer: Offer, now: float) -> tuple[Offer, float]:
         """Return an offer with what machines would do for the request, and the processor time that it took."""
@@ -157,11 +158,12 @@ def _size_for_offer(
 ) -> tuple[Offer, float]:
     """Size each deployment with the request's demand; return the offer and how long that took."""
     began = time.thread_time()
-    pools = offer.demand[-1].pools
+    asked = offer.demand[-1]
+    serving = [one for one in known.values() if one.serves(asked.pools)]
+    able = [one for one in serving if one.deployment.runs_sessions or not asked.session]
+    if serving and not able:
+        return replace(offer, demand=()), time.thread_time() - began
     cycle = cycle_demand(0.0, offer.demand, nodes, rows.values(), machines)
     demand = MachineDemand(cycle.pending, cycle.nodes, cycle.busy, cycle.nominated)
-    prospects = []
-    for one in known.values():
-        if one.serves(pools):
-            prospects.append(outlook(one.deployment, one.rows, demand, one.boots, now, deleting=one.deleting))
-    return with_machines(offer, pools[0], prospects, now), time.thread_time() - began
+    prospects = [outlook(one.deployment, one.rows, demand, one.boots, now, deleting=one.deleting) for one in able]
+    return with_machines(offer, asked.pools[0], prospects, now), time.thread_time() - began

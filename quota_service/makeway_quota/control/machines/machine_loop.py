@@ -21,7 +21,7 @@ from ...autoscale.prospects import Prospect
 from ...autoscale.provider import JoinData, Provider
 from ...backends.base import NodeStatus
 from ...backends.machines.machine_source import BACKEND
-from ...engine.plan import Plan
+from ...engine.plan import Demand, Plan
 from ...engine.snapshot import Pool
 from ...quarantine import Quarantine
 from ...store.records import StoredDeployment
@@ -110,8 +110,19 @@ class MachineLoop:
     def explained(self, plan: Plan) -> Plan:
         """Return a plan with what work that waits for machines can expect of them as its reason."""
         with self.quarantine.step(EXPLAINING):
-            plan = self._reasons.refined(plan, self.prospects)
+            plan = self._reasons.refined(self._without_sessions(plan), self.prospects)
         return plan
+
+    def _without_sessions(self, plan: Plan) -> Plan:
+        """Return a plan whose demand has no notebooks that would need machines which run none."""
+        able, others = set[str](), set[str]()
+        for driver in self._drivers.values():
+            pools = able if driver.deployment.runs_sessions else others
+            pools.update(kind.pool for kind in driver.deployment.types)
+        jobs_only = others - able
+        if not jobs_only.intersection(pool for one in plan.demand if one.session for pool in one.pools):
+            return plan
+        return replace(plan, demand=tuple(one for one in plan.demand if not _only_in(one, jobs_only)))
 
     def machines_on(self, nodes: Mapping[str, NodeStatus]) -> Mapping[str, str]:
         """Return the machines by node: those that agents joined are named alike."""
@@ -249,3 +260,8 @@ class MachineLoop:
 def new_machine_id() -> str:
     """Return the id of a new machine, which is also the name of its node."""
     return f"m-{uuid.uuid4().hex[:12]}"
+
+
+def _only_in(one: Demand, pools: Collection[str]) -> bool:
+    """Whether a pending workload is a notebook that new machines of no other pools would help."""
+    return one.session and all(pool in pools for pool in one.pools)

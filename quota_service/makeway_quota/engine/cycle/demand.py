@@ -51,7 +51,7 @@ def find_demand(cluster: Cluster, waiting: Sequence[WorkloadGroup], ending: bool
         if pools:
             if number not in shapes:
                 need, names = group.need, tuple([pool.pool.name for pool in pools])
-                shape = need.min_workers, need.gpus, need.cpu, need.memory, need.models
+                shape = need.min_workers, need.gpus, need.cpu, need.memory, need.models, need.session
                 shapes[number] = names, shape, any(allowance.counts(group, names))
             names, shape, claims = shapes[number]
             result.append(Demand(id, names, *shape))

@@ -37,7 +37,8 @@ def find_demand(cluster: Cluster, waiting: Mapping[str, WorkloadGroup]) -> tuple
         )
         if pools:
             need = group.need
-            result.append(Demand(workload.id, pools, need.min_workers, need.gpus, need.cpu, need.memory, need.models))
+            shape = need.min_workers, need.gpus, need.cpu, need.memory, need.models, need.session
+            result.append(Demand(workload.id, pools, *shape))
             claims.append(Claim(group, pools))
     return tuple(result)
 
