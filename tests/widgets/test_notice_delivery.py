@@ -823,3 +823,7 @@ def test_workers_wait_in_vain_only_where_all_that_is_left_of_them_does(
         (tmp_path / "1" / "999999999.1.1").touch()
     delivery.begin(0.0, written=True)
     assert delivery.wait_in_vain(is_saving=False) is in_vain
+    (tmp_path / "progress.json").write_text(json.dumps({"saved_at": time.time() - 3}))
+    assert not delivery.wait_in_vain(is_saving=False), "it may still acknowledge the notice"
+    (tmp_path / "progress.json").write_text(json.dumps({"saved_at": time.time() - 9}))
+    assert delivery.wait_in_vain(is_saving=False) is in_vain

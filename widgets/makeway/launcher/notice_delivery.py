@@ -18,6 +18,8 @@ LINGER_SECONDS = 5.0
 """Seconds for which a job that has acknowledged its notice may still run"""
 ENDING_SECONDS = 10.0
 """Seconds for which what started processes that have ended, such as torchrun, may still take to end"""
+SAVED_SECONDS = 5.0
+"""Seconds after a save within which the process that saved may still acknowledge the notice, and end"""
 POLL_SECONDS = 0.5
 """Seconds between two looks for what a noticed job does"""
 
@@ -118,18 +120,24 @@ class NoticeDelivery:
     def wait_in_vain(self, is_saving: bool) -> bool:
         """Whether all workers that are left can be taken to wait for one that has failed, as in a collective.
 
-        They listened, save nothing, and have not polled for half of the time to the deadline; those that have may save
-        by means of their own, until three quarters. A worker is left while any process of its group is, as where the
-        notice ended its shell alone. `is_saving`: as libraries report it that add no file for a save.
+        They listened, save nothing, have not just saved, and have not polled for half of the time to the deadline;
+        those that have may save by means of their own, until three quarters. A worker is left while any process of its
+        group is, as where the notice ended its shell alone. `is_saving`: as libraries report it that add no file for a
+        save.
         """
         saves = [alive for listeners in self._listeners.values() for alive in listeners.saving()]
-        if any(saves) or (is_saving and not saves):
+        if any(saves) or (is_saving and not saves) or self._has_just_saved():
             return False
         ended = self._children.codes
         remaining = [
             one for pid, one in self._listeners.items() if pid not in ended or self._children.group_is_alive(pid)
         ]
         return bool(remaining) and all(self._is_late(listeners) for listeners in remaining)
+
+    def _has_just_saved(self) -> bool:
+        """Whether a worker has saved within SAVED_SECONDS: on a machine under load it takes its time to exit."""
+        saved_at = number(read_json(self._progress).get("saved_at"))
+        return saved_at is not None and 0 <= time.time() - saved_at < SAVED_SECONDS
 
     def _is_late(self, listeners: Listeners) -> bool:
         heard = any(one.heard for one in listeners.alive())
