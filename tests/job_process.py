@@ -47,6 +47,11 @@ def progress(tmp_path: Path) -> dict[str, Any]:
     return result
 
 
+def names(job: ModuleType) -> list[str]:
+    """Return what is in the folder of checkpoints, without what is hidden."""
+    return sorted(name for name in os.listdir(job.dir) if not name.startswith("."))
+
+
 def start(tmp_path: Path, code: str, **more: str) -> subprocess.Popen[str]:
     """Start a process of the job."""
     return subprocess.Popen(

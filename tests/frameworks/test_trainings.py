@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from training_jobs import TORCHRUN, Job, Outcome, gang
+from training_jobs import TORCHRUN, TRAININGS, Job, Outcome, gang
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.covers("N12")]
 
@@ -190,3 +191,29 @@ def test_a_notice_at_the_last_step_lets_the_training_end(
     """Only its end is left, which needs no other attempt."""
     moved = compare(job, script, [last], env=env)
     assert [one.status["exit_code"] for one in moved.attempts] == [0]
+
+
+OTHERWISE = """
+import os
+from pathlib import Path
+
+read = Path.read_text
+
+def read_otherwise(path, *args, **more):
+    return '{{"last.ckpt": 1000000000}}' if path.name == "step-000016.json" else read(path, *args, **more)
+
+if os.environ["MAKEWAY_ATTEMPT"] == "2" and os.environ.get("LOCAL_RANK") == "1":
+    Path.read_text = read_otherwise
+exec(compile(Path({script!r}).read_text(), {script!r}, "exec"))  # not `runpy`: Lightning starts this script again
+"""
+
+
+def test_lightning_resumes_from_no_checkpoint_that_one_rank_finds_damaged(job: Make, tmp_path: Path) -> None:
+    script = tmp_path / "otherwise.py"
+    script.write_text(OTHERWISE.format(script=str(TRAININGS / "fit.py")))
+    first, second = job(script, env={"RANKS": "2"}).run(["step 16"]).attempts
+    assert (first.code, first.status["message"]) == (75, "saved at step 16")
+    assert second.code not in (0, 75)
+    assert (
+        "would resume from different checkpoints, one from step-000016 and another one from step-000014" in second.log
+    )

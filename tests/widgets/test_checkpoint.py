@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from job_process import CODE, ask, fresh, progress
+from job_process import CODE, ask, fresh, names, progress
 from makeway.checkpointing.folder import Folder
 
 
@@ -46,7 +46,7 @@ def test_a_checkpoint_counts_only_when_it_is_whole(job: ModuleType, tmp_path: Pa
     assert (job.latest() / "sub" / "w").read_text() == "x"
     with pytest.raises(IsADirectoryError), job.saving(2) as folder:
         folder.write_text("half")
-    assert os.listdir(job.dir) == ["step-000001"]
+    assert names(job) == ["step-000001"]
     assert progress(tmp_path)["step"] == 1
 
 
@@ -54,11 +54,12 @@ def test_the_newest_two_are_kept(job: ModuleType) -> None:
     for step in (5, 50, 500_000, 5_000_000):
         with job.saving(step):
             pass
-    assert sorted(os.listdir(job.dir)) == ["step-500000", "step-5000000"]
+    assert names(job) == ["step-500000", "step-5000000"]
     assert job.step_of(job.latest()) == 5_000_000
     with job.saving(5_000_001, keep=1):
         pass
-    assert os.listdir(job.dir) == ["step-5000001"]
+    assert names(job) == ["step-5000001"]
+    assert os.listdir(job.dir / ".sizes") == ["step-5000001.json"]
     with pytest.raises(ValueError, match="keep is 0"), job.saving(1, keep=0):
         pass
 
@@ -87,7 +88,7 @@ def test_what_killed_saves_left_is_removed(job: ModuleType, monkeypatch: pytest.
     (job.dir / "mine.txt").write_text("other files stay")
     with job.saving(2):
         pass
-    assert set(os.listdir(job.dir)) == {"step-000002", "mine.txt", *stays}
+    assert set(os.listdir(job.dir)) == {"step-000002", "mine.txt", ".sizes", *stays}
 
 
 def test_the_notice_is_read_from_the_stop_file(job: ModuleType, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from job_process import ask, fresh, progress, start
+from job_process import ask, fresh, names, progress, start
 
 
 class Sum:
@@ -293,7 +293,7 @@ def test_a_save_that_fails_after_the_notice_is_an_error_and_older_checkpoints_st
 
     with pytest.raises(OSError, match=r"the disk /.* is full: step 5 was not saved .* of .* are free; .*step-000002"):
         state.train(job.loop(10, save, state.load, every=2), notice_at(tmp_path, 4))
-    assert sorted(os.listdir(job.dir / "step-000002")) == [".sizes.json", "sum"]
+    assert sorted(os.listdir(job.dir / "step-000002")) == ["sum"]
     assert "acknowledged_at" not in progress(tmp_path)
 
 
@@ -345,12 +345,17 @@ def test_a_removal_that_is_interrupted_leaves_no_checkpoint_that_looks_complete(
     assert [name for name in os.listdir(job.dir) if name.startswith("step-")] == ["step-000002"]
     with job.saving(3):
         pass
-    assert sorted(os.listdir(job.dir)) == ["step-000002", "step-000003"]
+    assert names(job) == ["step-000002", "step-000003"]
+
+
+def list_of(checkpoint: Path) -> Path:
+    """Return the file with the sizes of a checkpoint's files."""
+    return checkpoint.parent / ".sizes" / f"{checkpoint.name}.json"
 
 
 def damage(checkpoint: Path, how: str) -> str:
     """Take bytes from a checkpoint; return what is said of it."""
-    state, sizes = checkpoint / "sum", checkpoint / ".sizes.json"
+    state, sizes = checkpoint / "sum", list_of(checkpoint)
     size = state.stat().st_size
     if how == "shorter":
         os.truncate(state, size - 1)
@@ -359,12 +364,12 @@ def damage(checkpoint: Path, how: str) -> str:
         state.unlink()
         return "its file sum is missing"
     os.truncate(sizes, sizes.stat().st_size - 1)
-    return ".sizes.json cannot be read"
+    return f"the list of its files, {sizes}, is damaged"
 
 
 @pytest.mark.covers("N12")
 @pytest.mark.parametrize("ended", [False, True])
-@pytest.mark.parametrize("how", ["shorter", "missing", "unreadable"])
+@pytest.mark.parametrize("how", ["shorter", "missing", "half a list"])
 def test_a_loop_resumes_from_the_checkpoint_before_a_damaged_one(
     job: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str], how: str, ended: bool
 ) -> None:
@@ -396,7 +401,106 @@ def test_a_damaged_checkpoint_takes_the_place_of_no_whole_one(job: ModuleType) -
     assert (job.dir / "step-000001" / "sum").read_text() == "1"
     with job.saving(4) as folder:
         (folder / "sum").write_text("4")
-    assert sorted(os.listdir(job.dir)) == ["step-000003", "step-000004"]
+    assert names(job) == ["step-000003", "step-000004"]
+
+
+def test_a_failed_save_ends_no_training_though_only_damaged_checkpoints_are_left(
+    job: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state = Sum()
+
+    def save(folder: Path) -> None:
+        if len(state.steps) == 4:
+            damage(job.dir / "step-000002", "shorter")
+            raise OSError(errno.EIO, "Input/output error")
+        state.save(folder)
+
+    state.train(job.loop(7, save, state.load, every=2))
+    assert state.steps == list(range(7))
+    assert "step 4 was not saved; there is no checkpoint yet, and the training goes on" in capfd.readouterr().err
+    assert names(job)[-1] == "step-000007"
+
+
+@pytest.mark.parametrize("copy", [shutil.copy2, os.link])
+def test_a_save_that_begins_with_the_checkpoint_before_leaves_both_whole(
+    job: ModuleType, capfd: pytest.CaptureFixture[str], copy: Callable[[str, str], object]
+) -> None:
+    for step in (1, 2):
+        with job.saving(step) as folder:
+            if (newest := job.latest()) is not None:
+                shutil.copytree(newest, folder, copy_function=copy, dirs_exist_ok=True)
+                for part in range(9):
+                    (folder / f"part-{part}").unlink()
+            for part in range(10 - 9 * (step - 1)):
+                (folder / f"part-{part}").unlink(missing_ok=True)
+                (folder / f"part-{part}").write_text("x")
+            (folder / ".nfs0001").touch()  # as of an open file that was removed; it goes when that is closed
+        (job.dir / f"step-00000{step}" / ".nfs0001").unlink()
+        assert job.latest().name == f"step-00000{step}"
+    shutil.rmtree(job.dir / "step-000002")
+    assert sorted(os.listdir(job.latest())) == [f"part-{part}" for part in range(10)], "what was saved, nothing else"
+    assert "damaged" not in capfd.readouterr().err
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(job: ModuleType) -> None:
+    for step in (1, 2):
+        with job.saving(step) as folder:
+            (folder / "sum").write_text(str(step))
+    sizes = list_of(job.dir / "step-000002")
+    content = sizes.read_text()
+    sizes.unlink()
+    sizes.mkdir()  # a file that cannot be read, also by root
+    with pytest.raises(OSError, match=r"step-000002 cannot be read, so that nothing tells whether .*: Is a directory"):
+        job.latest()
+    with job.saving(3) as folder:
+        assert names(job) == ["step-000001", "step-000002"], "a save does not fail of it, and removes no whole one"
+        (folder / "sum").write_text("3")
+    assert job.latest().name == "step-000003"
+    shutil.rmtree(job.dir / "step-000003")
+    sizes.rmdir()
+    sizes.write_text(content)
+    assert job.latest().name == "step-000002"
+
+
+def test_a_list_is_of_one_checkpoint_only(job: ModuleType) -> None:
+    for step in (1, 2, 3, 3):
+        with job.saving(step) as folder:
+            (folder / "sum").write_text("long")
+    assert sorted(os.listdir(job.dir / ".sizes")) == ["step-000003-r1.json", "step-000003.json"]
+    for name in names(job):
+        shutil.move(job.dir / name, job.dir.parent / name)
+    assert job.latest() is None
+    with job.saving(3) as folder:
+        (folder / "sum").write_text("x")  # shorter than that of the one that was moved away
+        (job.dir / ".sizes" / "step-000007.json.1").touch()  # as of another save that was killed
+    assert job.latest().name == "step-000003"
+    with job.saving(4):
+        assert os.listdir(job.dir / ".sizes") == ["step-000003.json"]
+
+
+@pytest.mark.parametrize("how", ["killed", "a file of this name"])
+def test_a_checkpoint_whose_list_was_not_written_counts(
+    job: ModuleType, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with job.saving(1) as folder:
+        (folder / "sum").write_text("long")
+    if how == "killed":
+        with monkeypatch.context() as patch:
+            patch.setattr("makeway.checkpointing.folder.replace_json", killed)
+            with pytest.raises(KeyboardInterrupt), job.saving(2) as folder:
+                (folder / "sum").write_text("2")
+    else:
+        shutil.rmtree(job.dir / ".sizes")
+        (job.dir / ".sizes").write_text("notes")
+        with job.saving(2) as folder:
+            (folder / "sum").write_text("2")
+    assert job.latest().name == "step-000002"
+    with job.saving(3, keep=1):
+        pass
+    assert names(job) == ["step-000003"]
 
 
 def test_two_ranks_that_save_a_step_at_one_moment_both_keep_it(
@@ -432,7 +536,7 @@ def test_the_only_checkpoint_is_not_passed_over_where_it_is_damaged(job: ModuleT
 def test_a_checkpoint_of_an_earlier_release_has_no_sizes_and_counts(job: ModuleType) -> None:
     with job.saving(3) as folder:
         (folder / "sum").write_text("3")
-    (job.dir / "step-000003" / ".sizes.json").unlink()
+    list_of(job.dir / "step-000003").unlink()
     assert job.step_of(fresh().latest()) == 3
 
 
@@ -446,7 +550,7 @@ def test_a_rank_with_nothing_to_write_makes_no_checkpoint(job: ModuleType, monke
     monkeypatch.setenv("RANK", "0")
     with job.saving(4):
         pass
-    assert os.listdir(job.dir) == ["step-000004"]
+    assert names(job) == ["step-000004"]
 
 
 def test_how_long_a_save_took_is_reported(job: ModuleType, tmp_path: Path) -> None:

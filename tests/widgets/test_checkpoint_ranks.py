@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -96,11 +97,52 @@ print(sorted(os.listdir(checkpoint.latest())) if checkpoint.latest() else None)
 """
 
 
+OTHERWISE = """
+import os
+from pathlib import Path
+
+if os.environ["RANK"] == "1":
+    read = Path.read_text
+
+    def read_otherwise(path, *args, **more):
+        if ".sizes" not in str(path) or "step-000025" not in str(path):
+            return read(path, *args, **more)
+        if os.environ["HOW"] == "stale":
+            raise OSError(116, "Stale file handle")
+        return '{"state": 1000000}'
+
+    Path.read_text = read_otherwise
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "first", "second"),
+    [
+        ("stale", "RuntimeError: rank 1 cannot read the newest checkpoint", "step-000025 cannot be read, so that"),
+        (
+            "damaged",
+            "one from step-000025 and another one from step-000020",
+            "step-000025 in .* is damaged: its file",
+        ),
+    ],
+)
+def test_ranks_that_find_different_checkpoints_resume_from_none(
+    tmp_path: Path, how: str, first: str, second: str
+) -> None:
+    assert [code for code, *_ in gang(tmp_path, LOOP, STEPS="25")] == [0, 0]
+    ends = gang(tmp_path, OTHERWISE + LOOP, STEPS="30", HOW=how, MAKEWAY_ATTEMPT="2")
+    assert [(code, out) for code, out, _ in ends] == [(1, ""), (1, "")], ends
+    for (*_, error), expected in zip(ends, (first, second), strict=True):
+        assert re.search(expected, error), error
+    assert [code for code, *_ in gang(tmp_path, LOOP, STEPS="30", MAKEWAY_ATTEMPT="3")] == [0, 0], "nothing is lost"
+
+
 @pytest.mark.slow
 def test_ranks_save_into_one_folder(tmp_path: Path) -> None:
     ends = gang(tmp_path, TOGETHER, size=3)
-    assert [out for _, out, _ in ends] == ["['.sizes.json', 'part-0', 'part-1', 'part-2']\n"] * 3, ends
-    assert [name for name in os.listdir(tmp_path / "kept") if not name.startswith(".ranks")] == ["step-000005"]
+    assert [out for _, out, _ in ends] == ["['part-0', 'part-1', 'part-2']\n"] * 3, ends
+    assert [name for name in os.listdir(tmp_path / "kept") if name[0] != "."] == ["step-000005"]
 
 
 @pytest.mark.slow

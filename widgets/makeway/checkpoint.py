@@ -201,7 +201,8 @@ def agreed() -> bool:
 def latest(name: str = "") -> Path | None:
     """Return the newest complete checkpoint of `saving` or `loop` (of that name), or None; never a half-written one.
 
-    A checkpoint that has lost bytes since is passed over with a message; OSError if no other is left.
+    A checkpoint that has lost bytes since is passed over with a message; OSError if no other is left, or if one cannot
+    be read. Several ranks may get different ones then: only those of a `loop` are compared.
     """
     _signals.install()
     return _folder(name).newest()

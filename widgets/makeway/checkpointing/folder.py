@@ -1,8 +1,8 @@
 """Hold checkpoints in a folder: written aside, renamed when they are whole, the oldest removed.
 
-Used by `makeway.checkpoint`. Whatever is interrupted leaves no checkpoint that looks complete and is not. Each has a
-list of its files with their sizes, so that one that lost some of its bytes later, as on a disk that failed, is not
-taken for whole: the one before it is.
+Used by `makeway.checkpoint`. Whatever is interrupted leaves no checkpoint that looks complete and is not. Beside them
+is a list of the files of each with their sizes, so that one that lost some of its bytes later, as on a disk that
+failed, is not taken for whole: the one before it is.
 """
 
 from __future__ import annotations
@@ -16,19 +16,24 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
+from .progress import replace_json
 from .ranks import RankGroup, rank_and_size
 
 _COMPLETE = re.compile(r"step-(\d+)(?:-r(\d+))?")
 _PARTIAL = re.compile(r"\.saving-\d+-a(\d+)-r(\d+)-p(\d+)-\d+")
 _REMOVED = ".removed-"
-SIZES = ".sizes.json"
-"""Written into each checkpoint: its files with their sizes in bytes"""
+SIZES = ".sizes"
+"""The folder, beside the checkpoints, with a file for each of them: its files with their sizes in bytes"""
+_NFS_PREFIX = ".nfs"
+"""How the names of files begin that an NFS client keeps only because they were open when they were removed"""
 _VISIBLE_SECONDS = 60.0
 """Seconds within which a folder that rank 0 has made has to be seen by all ranks"""
+_MAX_REVISIONS = 1000
+"""Revisions of a step that ranks tell apart"""
 _FEW_BYTES = 16 * 2**20
 """So little free space counts as a full disk where nothing else tells how much is needed"""
 
@@ -45,17 +50,20 @@ class Folder:
         """The step of the checkpoint that was added"""
 
     def complete(self) -> list[Path]:
-        """Return the complete checkpoints, oldest first, without those that have lost bytes since."""
-        return [path for path in self._all() if not _damage(path)]
+        """Return the complete checkpoints, oldest first, without those that have lost bytes since or cannot be read."""
+        return [path for path in self._all() if self._is_whole(path)]
 
     def newest(self) -> Path | None:
         """Return the newest complete checkpoint, or None; write to standard error why it is not the last one saved.
 
-        OSError where there are only damaged ones: a training that began anew would remove what is left of them.
+        OSError where there are only damaged ones: a training that began anew would remove what is left of them. Also
+        where one cannot be read: it may be whole, and other ranks may read it.
         """
         found = self._all()
         damaged = []
-        while found and (what := _damage(found[-1])):
+        while found and (what := self._damage(found[-1])):
+            if not found[-1].exists():  # another process has removed it in between, with a newer one complete
+                return self.newest()
             damaged.append(f"{found.pop().name} in {self.home} is damaged: {what}")
         newest = found[-1] if found else None
         if not damaged:
@@ -65,7 +73,7 @@ class Folder:
                 errno.EIO,
                 f"{'; '.join(damaged)}. There is no other checkpoint; move it away to begin the training anew",
             )
-        if rank_and_size()[0] == 0 and not _REPORTED.issuperset(damaged):
+        if not _REPORTED.issuperset(damaged):
             _REPORTED.update(damaged)
             text = f"Makeway: {'; '.join(damaged)}. The training resumes from the one before, {newest.name}"
             print(text, file=sys.stderr, flush=True)
@@ -161,8 +169,8 @@ class Folder:
 
     def _commit(self, partial: Path, step: int, keep: int) -> None:
         """Rename a checkpoint to its final name; a step saved again gets a revision, and the first one stays."""
-        _write_sizes(partial)
-        names = (f"step-{step:06d}-r{revision}" if revision else f"step-{step:06d}" for revision in count())
+        sizes = _sizes(partial)
+        names = (_name(step, revision) for revision in count())
         for name in names:
             if (self.home / name).exists():
                 continue
@@ -173,17 +181,20 @@ class Folder:
                     raise
             else:
                 break
+        self._write_sizes(name, sizes)
         _flush(self.home)
         self._drop(keep)
 
     def _drop(self, keep: int) -> None:
         """Remove what is older than the newest complete checkpoints; none that is half removed looks complete."""
         found = self._all()  # once: other processes may add to it
-        complete = [path for path in found if not _damage(path)]
+        complete = [path for path in found if self._is_whole(path)]
         for old in found[: found.index(complete[-keep])] if len(complete) >= keep else []:
             removed = self.home / f"{_REMOVED}{old.name}-{time.time_ns()}"
             with contextlib.suppress(OSError):
                 os.rename(old, removed)
+                with contextlib.suppress(OSError):
+                    self._list_of(old.name).unlink()
                 shutil.rmtree(removed, ignore_errors=True)
 
     def _remove_stale(self) -> None:
@@ -196,6 +207,49 @@ class Folder:
                     shutil.rmtree(path, ignore_errors=True)
             elif path.name.startswith(_REMOVED):
                 shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # of checkpoints that were moved away, and of killed saves
+            for path in (self.home / SIZES).iterdir():
+                if not (self.home / path.name.partition(".")[0]).exists():
+                    path.unlink()
+
+    def _list_of(self, name: str) -> Path:
+        """Return the file with the sizes of a checkpoint's files."""
+        return self.home / SIZES / f"{name}.json"
+
+    def _write_sizes(self, name: str, sizes: dict[str, int]) -> None:
+        """Write the sizes of a complete checkpoint's files; it is kept without them where that fails."""
+        with contextlib.suppress(OSError):
+            (self.home / SIZES).mkdir(exist_ok=True)
+            replace_json(self._list_of(name), sizes, flush=True)
+
+    def _damage(self, checkpoint: Path) -> str:
+        """Return which file of a checkpoint is missing or shorter than it was; "" if none, or without a list of them.
+
+        OSError where that cannot be seen now: it says nothing about the checkpoint.
+        """
+        listed = self._list_of(checkpoint.name)
+        try:
+            sizes = dict(json.loads(listed.read_text(encoding="utf-8")))
+            for name, size in sizes.items():
+                now = _size_of(checkpoint / name)
+                if now is None:
+                    return f"its file {name} is missing"
+                if now < int(size):
+                    return f"its file {name} has {now:,} of {size:,} bytes"
+        except (FileNotFoundError, NotADirectoryError):
+            return ""  # of an earlier release, or killed before it was written
+        except (ValueError, TypeError):
+            return f"the list of its files, {listed}, is damaged"
+        except OSError as error:
+            what = f"{checkpoint} cannot be read, so that nothing tells whether it is whole: {error.strerror}"
+            raise OSError(error.errno, f"{what}. Start the job again once it can be, or move it away") from error
+        return ""
+
+    def _is_whole(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint is known to be whole."""
+        with contextlib.suppress(OSError):
+            return not self._damage(checkpoint)
+        return False
 
     def _full_disk(self, error: BaseException, step: int, partial: Path) -> OSError | None:
         """Return an error with the numbers if the disk is full; a framework's own error may not say so."""
@@ -230,37 +284,60 @@ _REPORTED: set[str] = set()
 """What this process has written of damaged checkpoints"""
 
 
-def _write_sizes(folder: Path) -> None:
-    """Write which files a checkpoint has, and of how many bytes each."""
+def common(find: Callable[[], Path | None], ranks: RankGroup) -> Path | None:
+    """Return the newest checkpoint, which `find` returns, where that is the same one on all ranks.
+
+    All ranks have to call it. RuntimeError where another rank finds another one, or cannot look.
+    """
+    newest, problem = None, None
+    try:
+        newest = find()
+    except OSError as error:
+        problem = error
+    step, revision = step_and_revision(newest)
+    own = step * _MAX_REVISIONS + min(revision, _MAX_REVISIONS - 1)
+    high, low, failed = ranks.exchange([own, -own, rank_and_size()[0] + 1 if problem is not None else 0])
+    if problem is not None:
+        raise problem
+    if failed:
+        raise RuntimeError(f"rank {failed - 1} cannot read the newest checkpoint, so no rank resumes from one")
+    if high != -low:
+        names = [_name(*divmod(number, _MAX_REVISIONS)) if number >= 0 else "none" for number in (high, -low)]
+        raise RuntimeError(
+            f"the ranks would resume from different checkpoints, one from {names[0]} and another one from {names[1]}: "
+            "all of them need the same folder of checkpoints, and have to find the same one whole"
+        )
+    return newest
+
+
+def step_and_revision(checkpoint: Path | None) -> tuple[int, int]:
+    """Return the step of a checkpoint, and how often that was saved before; -1 and 0 for None and what is none."""
+    match = _COMPLETE.fullmatch(checkpoint.name) if checkpoint is not None else None
+    return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
+
+
+def _name(step: int, revision: int = 0) -> str:
+    return f"step-{step:06d}-r{revision}" if revision else f"step-{step:06d}"
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Return the bytes of each file in a folder, by its path there."""
     sizes = {}
     for where, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(where, name)
-            with contextlib.suppress(FileNotFoundError):  # what another rank removes meanwhile is none of ours
-                sizes[os.path.relpath(path, folder)] = os.stat(path, follow_symlinks=False).st_size
-    listed = folder / SIZES
-    listed.write_text(json.dumps(sizes), encoding="ascii")
-    _flush(listed)
+            size = _size_of(path)
+            if size is not None and not name.startswith(_NFS_PREFIX):
+                sizes[os.path.relpath(path, folder)] = size
+    return sizes
 
 
-def _damage(checkpoint: Path) -> str:
-    """Return which file of a checkpoint is missing or shorter than it was; "" if none, or if no sizes were written."""
+def _size_of(path: str | Path) -> int | None:
+    """Return the bytes of a file, or of a link itself; None if it is missing."""
     try:
-        sizes = json.loads((checkpoint / SIZES).read_text(encoding="ascii"))
-    except FileNotFoundError:
-        return ""  # of an earlier release
-    except (OSError, ValueError):
-        return f"{SIZES} cannot be read"
-    for name, size in sizes.items():
-        try:
-            now = os.lstat(checkpoint / name).st_size
-        except FileNotFoundError:
-            return f"its file {name} is missing"
-        except OSError as error:
-            return f"its file {name} cannot be read ({error.strerror})"
-        if now < size:
-            return f"its file {name} has {now:,} of {size:,} bytes"
-    return ""
+        return os.lstat(path).st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _attempt() -> str:

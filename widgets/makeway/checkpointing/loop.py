@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from .folder import common, step_and_revision
 from .progress import Progress, replace_json
 from .ranks import RankGroup, check_size, rank_and_size
 
@@ -146,10 +147,10 @@ class Loop:
 
     def items(self) -> Iterator[Any]:
         """Yield the items that are not done yet."""
-        if self._is_complete():
+        newest, self.done = self._newest()
+        if self._is_complete(newest):
             return
         self.runtime.completed(False)  # steps are left, also where an earlier attempt had reported its end
-        newest, self.done = self.runtime.newest(self.name) if self.save is not None else (None, 0)
         if newest is not None:
             self.done = self._own_step(newest, self.done)
         iterator = iter(self.steps)
@@ -216,7 +217,9 @@ class Loop:
             self.failed_saves += 1
             self.saved_at = time.monotonic()  # try again after the interval, not after each step
             times = f", {self.failed_saves} failures in a row" if self.failed_saves > 1 else ""
-            _, kept = self.runtime.newest(self.name)
+            kept = 0
+            with contextlib.suppress(OSError):  # those that are left may all be damaged
+                _, kept = self.runtime.newest(self.name)
             before = f"the newest checkpoint is that of step {kept}" if kept else "there is no checkpoint yet"
             text = f"Makeway: step {self.done} was not saved{times}; {before}, and the training goes on"
             print(f"{text}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -242,17 +245,23 @@ class Loop:
         if self.load is not None:
             self.load(self._own(newest))
 
-    def _is_complete(self) -> bool:
+    def _newest(self) -> tuple[Path | None, int]:
+        """Return the checkpoint to resume from, the same on all ranks, and its step; None and 0 without one."""
+        if self.save is None:
+            return None, 0
+        newest = common(lambda: self.runtime.newest(self.name)[0], self.runtime.ranks)
+        return newest, max(0, step_and_revision(newest)[0])
+
+    def _is_complete(self, newest: Path | None) -> bool:
         """Whether an earlier attempt has finished this loop; its last state is loaded then."""
         folder = self.runtime.folder(self.name)
         try:
             steps = int(json.loads((folder / COMPLETE).read_text(encoding="utf-8"))["steps"])
         except (OSError, ValueError, KeyError, TypeError):
             return False
-        newest, step = self.runtime.newest(self.name)
-        if (self.total is not None and steps < self.total) or (self.save is not None and step < steps):
+        if (self.total is not None and steps < self.total) or (self.save is not None and self.done < steps):
             return False
-        if self.save is not None and newest is not None:
+        if newest is not None:
             self._own_step(newest, steps)
             self._load(newest)
         self.done = steps

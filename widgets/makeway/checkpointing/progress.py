@@ -297,12 +297,15 @@ def _locked(path: str) -> Iterator[None]:
         yield
 
 
-def replace_json(path: str | Path, value: Any) -> None:
-    """Write a JSON file atomically: a reader finds the old or the new content."""
+def replace_json(path: str | Path, value: Any, *, flush: bool = False) -> None:
+    """Write a JSON file atomically: a reader finds the old or the new content; `flush`: also after a power failure."""
     temporary = f"{path}.{os.getpid()}"
     try:
         with open(temporary, "w", encoding="utf-8") as file:
             json.dump(value, file)
+            if flush:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):

@@ -117,8 +117,10 @@ class TrainerHooks:
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         ranks.completed(False)
         self._agreement.saved(trainer.global_step)
-        if trainer.ckpt_path:
-            _resume_rank(trainer, Path(os.fspath(trainer.ckpt_path)).parent)
+        newest = Path(os.fspath(trainer.ckpt_path)).parent if trainer.ckpt_path else None
+        ranks.same(newest)  # each has called `lightning_path` before there were ranks
+        if newest is not None:
+            _resume_rank(trainer, newest)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         loop = trainer.fit_loop.epoch_loop

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from makeway import checkpoint
+from makeway.checkpointing.folder import common
 from makeway.checkpointing.loop import Interval
 from makeway.checkpointing.loop import claim as claim_name
 from makeway.checkpointing.ranks import check_size, rank_and_size
 
-__all__ = ["Agreement", "check_size", "claim", "completed", "exchange", "newest", "rank_and_size", "rank_file"]
+__all__ = ["Agreement", "check_size", "claim", "completed", "exchange", "newest", "rank_and_size", "rank_file", "same"]
 
 
 class Agreement:
@@ -59,21 +60,19 @@ def exchange(values: list[Any]) -> list[int]:
 
 
 def newest(name: str = "") -> Path | None:
-    """Return the newest checkpoint, the same on all ranks; RuntimeError where one does not see it.
+    """Return the newest checkpoint, the same on all ranks; RuntimeError where one finds another.
 
     None outside of a job: a script that is tried in a notebook begins anew.
     """
     if not checkpoint._on_cluster():
         return None
-    result = checkpoint.latest(name)
-    step = checkpoint.step_of(result) if result is not None else -1
-    highest, negative = exchange([step, -step])
-    if highest != -negative:
-        raise RuntimeError(
-            f"one rank sees the checkpoint of step {highest} and another one that of step {-negative}: the folder of "
-            f"the checkpoints, {checkpoint.dir}, has to be one that all ranks share."
-        )
-    return result
+    return common(lambda: checkpoint.latest(name), checkpoint._parts.ranks)
+
+
+def same(newest: Path | None) -> None:
+    """Raise RuntimeError where the ranks, which all call this, have found different checkpoints."""
+    if checkpoint._on_cluster():
+        common(lambda: newest, checkpoint._parts.ranks)
 
 
 def claim(name: str, caller: str) -> None:
