@@ -86,18 +86,21 @@ class MachineOutlook:
     async def without_sessions(self, pools: Iterable[str]) -> list[str]:
         """Return those of some pools in which no notebook can start.
 
-        Either no node of such a pool takes notebooks, or the pool has no node and its machines join by agents. None of
-        them while notebooks can start in another one.
+        Either nodes of such a pool take no notebooks, or the pool has no node and its machines join by agents. A pool
+        without nodes counts only where no other pool is left: no machine is launched in it for a notebook.
         """
         names, assignment = list(pools), self._context.world.assignment
         result = set(assignment.without_sessions(names))
         known = await self.read()
         empty = set(names).difference(node.pool for node in assignment.nodes)
+        agents = set()
         for pool in empty:
             able = [one.deployment.runs_sessions for one in known.values() if one.serves((pool,))]
             if able and not any(able):
-                result.add(pool)
-        return names if result.issuperset(names) else []
+                agents.add(pool)
+        if result or agents.issuperset(names):
+            result |= agents
+        return [name for name in names if name in result]
 
     async def with_machines(self, offer: Offer, now: float) -> tuple[Offer, float]:
         """Return an offer with what machines would do for the request, and the processor time that it took."""

@@ -32,7 +32,7 @@ def with_machines(offer: Offer, pool: str, prospects: Sequence[Prospect | WouldL
         facts: tuple[Fact, ...] = (Fact("no_deployment_offered", {"pool": pool}),)
         return _without(offer, facts, {"pool": pool})
     values = _counts(none)
-    facts = launch_facts("no_machine_offered", none.causes, values)
+    facts = launch_facts(none.causes, values, offered=True)
     if none.until is not None and none.until > now:
         facts = (*facts, Fact("next_launch", {"seconds": about(none.until - now)}))
     return _without(offer, facts, {**values, "causes": tuple(dict.fromkeys(cause.code for cause in none.causes))})

@@ -175,17 +175,19 @@ def _not_coming(one: NotComing) -> PendingReason:
         "all_machines": one.count.machines,
         "limit": one.count.limit,
     }
-    facts = launch_facts("no_machine", one.causes, counts)
+    facts = launch_facts(one.causes, counts)
     causes = tuple(dict.fromkeys(cause.code for cause in one.causes))
     return PendingReason(NONE_COMES, RULE, facts, counts | {"causes": causes}, one.until)
 
 
-def launch_facts(code: str, causes: Iterable[Cause], counts: Numbers) -> Facts:
+def launch_facts(causes: Iterable[Cause], counts: Numbers, *, offered: bool = False) -> Facts:
     """Return why no machine is launched as facts, with amounts in units of the currency.
 
-    That of `code` has the first cause, or the counts of machines where there is none; else these come last.
+    The first one has the first cause, or the counts of machines where there is none; else these come last. `offered`:
+    it speaks of what would be done.
     """
     facts: list[Fact] = []
+    code = "no_machine_offered" if offered else "no_machine"
     for cause in causes:
         amounts: dict[str, Number] = {
             name: value / UNIT if name in ("used", "price") or (name == "limit" and "used" in cause.values) else value
@@ -193,5 +195,8 @@ def launch_facts(code: str, causes: Iterable[Cause], counts: Numbers) -> Facts:
             if not isinstance(value, str)
         }
         texts = {name: value for name, value in cause.values.items() if isinstance(value, str)}
-        facts.append(Fact("no_launch" if facts else code, {"cause": cause.code, **texts, **amounts}))
-    return (*facts, Fact("machine_count" if facts else code, counts))
+        facts.append(Fact(code, {"cause": cause.code, **texts, **amounts}))
+        code = "no_launch"
+    if facts:
+        code = "machine_count"
+    return (*facts, Fact(code, counts))
