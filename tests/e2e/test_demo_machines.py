@@ -101,6 +101,6 @@ def test_a_job_on_a_machine_runs_again_after_the_next_plain_start(portal: Starte
     until(lambda: not processes(portal), "its machine has ended", 20)
     portal.start()
     with Client(f"{portal.base}/services/makeway", portal.user_token("ana")) as ana:
+        until(lambda: ana.job(job.id).attempt == 2, "it starts again")
         until(lambda: ana.job(job.id).state is State.RUNNING, "it runs again")
-        assert ana.job(job.id).attempt == 2
         assert processes(portal)
