@@ -251,8 +251,8 @@ def number(value: Any) -> float | None:
 
 def _ended_before_this(known: Mapping[str, Any]) -> bool:
     """Whether the end of the work that a progress file has was reported before this process began."""
-    at, began = known.get("completed_uptime"), started("self") / os.sysconf("SC_CLK_TCK")
-    return isinstance(at, (int, float)) and at < began
+    at, ticks = known.get("completed_uptime"), os.sysconf("SC_CLK_TCK")
+    return isinstance(at, (int, float)) and int(at * ticks) <= started("self")  # which counts whole ticks, too
 
 
 def _uptime() -> float | None:
