@@ -30,7 +30,7 @@ def milli(gpus: float | None) -> int | None:
 
 
 class World:
-    """A cluster, its policies and its workloads; `step` plans and applies once, `reconcile` until nothing moves."""
+    """A cluster, its teams and its workloads; `step` plans and applies once, `reconcile` until nothing moves."""
 
     def __init__(self, **settings: Any) -> None:
         self.now = 1_000_000.0
@@ -63,7 +63,7 @@ class World:
         pools: Iterable[str] = (),
         **more: Any,
     ) -> World:
-        """Add a policy with one quota line."""
+        """Add a team with one quota line."""
         line = QuotaLine(tuple(pools), milli(reserved) or 0, milli(limit), milli(lend))
         self.policies[name] = TeamQuota(name, (line,), **more)
         return self
@@ -201,13 +201,13 @@ class World:
 
     def named(self, state: str = "running", team: str | None = None) -> list[str]:
         """List the ids of workloads in a state."""
-        return sorted(w.id for w in self.workloads.values() if w.state == state and team in (None, w.policy))
+        return sorted(w.id for w in self.workloads.values() if w.state == state and team in (None, w.team))
 
     def used(self, team: str | None = None, node: str | None = None) -> float:
         """Count the GPUs that are held, by a team, on a node, or at all."""
         total = 0.0
         for w in self.workloads.values():
-            if w.state in ADMITTED and team in (None, w.policy):
+            if w.state in ADMITTED and team in (None, w.team):
                 total += sum(
                     (len(p.devices) * p.milli if p.devices else self.profiles[w.profile].gpus) / GPU
                     for p in w.placement
@@ -221,5 +221,5 @@ class World:
 
     def say(self, decision: Start | Evict | Move | Refusal | Waiting | Offer) -> str:
         """Return the sentence of a decision, with the titles of teams."""
-        titles = {policy.name: policy.label for policy in self.policies.values()}
+        titles = {team.name: team.label for team in self.policies.values()}
         return sentence(decision.facts, Names(team=lambda name: titles.get(name, name)))

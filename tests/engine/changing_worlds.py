@@ -1,4 +1,4 @@
-"""Generate histories in which everything changes at once: nodes and their devices, the policy, and what runs.
+"""Generate histories in which everything changes at once: nodes and their devices, the policy document, and what runs.
 
 Two pools, limits and reservations over one or both, departments, fractions, gangs, elastic ones, and both modes of
 `fair_share`. Nodes move to another pool under their work, devices vanish and return, nodes are lost and heal.

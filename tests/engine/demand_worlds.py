@@ -59,14 +59,14 @@ def _add_pools_that_grow(world: World, random: Random) -> None:
 
 def _share_out(world: World, random: Random) -> None:
     """Assign to teams and departments lines over single pools, some of which are limits, reservations, or both."""
-    for name, policy in list(world.policies.items()):
+    for name, team in list(world.policies.items()):
         lines: list[QuotaLine] = []
         for pools in random.sample([(), ("cloud",), ("cloud", "q"), ("p", "q")], random.randint(1, 3)):
             reserved = GPU * random.choice([0, 0, 2, 6])
             limit = random.choice([None, reserved + GPU * random.randint(0, 8)])
             lines.append(QuotaLine(pools, reserved, limit, random.choice([None, None, None, 0])))
-        weight = random.choice(["None", policy.weight, policy.weight])
-        world.policies[name] = replace(policy, quotas=tuple(lines), weight=weight)
+        weight = random.choice(["None", team.weight, team.weight])
+        world.policies[name] = replace(team, quotas=tuple(lines), weight=weight)
 
 
 def _keep_ended_work(world: World, random: Random) -> None:
@@ -102,9 +102,9 @@ class DemandFacts:
             assert demand.id in waits, f"{demand} starts, is nominated or refused"
             self._is_what_it_asks_for(demand)
             self._has_no_room(demand, waits[demand.id].code)
-        for policy in self.facts.policies.values():
-            for line in policy.quotas:
-                self._is_within(policy, line)
+        for team in self.facts.policies.values():
+            for line in team.quotas:
+                self._is_within(team, line)
         for pool in self.facts.pools.values():
             asked = sum(self._amount(demand) for demand in self.plan.demand if pool.name in demand.pools)
             if pool.capacity is not None and asked:
@@ -137,31 +137,31 @@ class DemandFacts:
         for pool in each.pools:
             assert self.facts.workers(first, w, pool) < self.facts.least(w), f"{each} fits in {pool}"
 
-    def _is_within(self, policy: TeamQuota, line: QuotaLine) -> None:
+    def _is_within(self, team: TeamQuota, line: QuotaLine) -> None:
         """Check one line: its limit, and its reservation where all that is asked may only run within it."""
         asked = [
             demand
             for demand in self.plan.demand
-            if policy.name in [level.name for level in self.facts.family(self.work(demand.id).policy)]
+            if team.name in [level.name for level in self.facts.family(self.work(demand.id).team)]
             and any(line.covers(pool) for pool in demand.pools)
         ]
         amount = sum(self._amount(demand) for demand in asked)
-        used = max(self.now.usage(policy.name, line), self.after.usage(policy.name, line))
+        used = max(self.now.usage(team.name, line), self.after.usage(team.name, line))
         if line.limit is not None and amount:
-            assert used + amount <= line.limit, f"limit {line} of {policy.name}: {used} + {amount}"
+            assert used + amount <= line.limit, f"limit {line} of {team.name}: {used} + {amount}"
         for non_preemptible in (False, True):
-            bound = [demand for demand in asked if self._is_bound(demand, policy, line, non_preemptible)]
+            bound = [demand for demand in asked if self._is_bound(demand, team, line, non_preemptible)]
             amount = sum(self._amount(item) for item in bound)
             if amount and line.reserved:
-                used = self.after.usage(policy.name, line, non_preemptible)
-                assert used + amount <= line.reserved, f"reservation {line} of {policy.name}: {used} + {amount}"
+                used = self.after.usage(team.name, line, non_preemptible)
+                assert used + amount <= line.reserved, f"reservation {line} of {team.name}: {used} + {amount}"
 
-    def _is_bound(self, each: Demand, policy: TeamQuota, line: QuotaLine, non_preemptible: bool) -> bool:
+    def _is_bound(self, each: Demand, team: TeamQuota, line: QuotaLine, non_preemptible: bool) -> bool:
         """Whether work may only run within a line: it never borrows, and can use no pool that the line leaves out."""
         w = self.work(each.id)
         never = w.non_preemptible
         if not non_preemptible:  # what is not preemptible is asked for the reservation of its kind alone
-            never = not w.non_preemptible and self.facts.policies[w.policy].weight == "None"
-        nearest = all(self.after.guarantor(w.policy, pool) == policy.name for pool in each.pools)
+            never = not w.non_preemptible and self.facts.policies[w.team].weight == "None"
+        nearest = all(self.after.guarantor(w.team, pool) == team.name for pool in each.pools)
         inside = all(line.covers(pool) for pool in each.pools)
         return never and inside and (non_preemptible or nearest) and bool(self.facts.request(w))

@@ -22,7 +22,7 @@ def decided(plan: Plan) -> dict[str, dict[str, object]]:
         "demand": dict(enumerate(plan.demand)),
         "keep": dict.fromkeys(plan.keep),
         "terminating": dict.fromkeys(plan.terminating),
-        "usage": {str((u.policy, u.pools)): u for u in plan.usage},
+        "usage": {str((u.team, u.pools)): u for u in plan.usage},
     }
 
 

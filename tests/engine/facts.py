@@ -75,7 +75,7 @@ class Facts:
         self.profiles = {p.name: p for p in snapshot.profiles}
         self.policies = {p.name: p for p in snapshot.policies}
         self.live = {w.id: w for w in snapshot.workloads if w.state in LIVE}
-        self.static = any(line.lend is not None for policy in snapshot.policies for line in policy.quotas)
+        self.static = any(line.lend is not None for team in snapshot.policies for line in team.quotas)
         reading = Cluster(snapshot)
         self.parts = {(name, p.worker): p for name, held in reading.running.items() for p in held.parts}
         """What each worker holds on its node, as the reference reads it where the node does not show its devices."""
@@ -120,19 +120,19 @@ class Facts:
             return part.devices, part.milli
         return _positions(self.nodes[placed.node], placed.devices), None
 
-    def family(self, policy: str) -> list[TeamQuota]:
+    def family(self, team: str) -> list[TeamQuota]:
         result: list[TeamQuota] = []
-        at: str | None = policy
+        at: str | None = team
         while at is not None:
             result.append(self.policies[at])
             at = self.policies[at].parent
         return result
 
-    def promised(self, policy: str, line: QuotaLine) -> int:
+    def promised(self, team: str, line: QuotaLine) -> int:
         """Return what the nearest lines below a department reserve within one of its lines."""
         total = 0
         for child in self.snapshot.policies:
-            if child.parent == policy:
+            if child.parent == team:
                 pools = set(line.pools)
                 own = [
                     q.reserved
@@ -143,7 +143,7 @@ class Facts:
         return total
 
     def may_start(self, w: Workload) -> bool:
-        queue = f"{w.policy}/{w.profile}"
+        queue = f"{w.team}/{w.profile}"
         return not w.paused and queue not in self.snapshot.paused
 
     def usable(self, node: str) -> bool:
@@ -274,24 +274,24 @@ class State:
         places = [self.facts.shares(w, item) for item in (placement, self.leaves.get(name)) if item]
         return max((sum(n for pool, n in item.items() if line.covers(pool)) for item in places), default=0)
 
-    def usage(self, policy: str, line: QuotaLine, guaranteed: bool = False) -> int:
+    def usage(self, team: str, line: QuotaLine, guaranteed: bool = False) -> int:
         """Count what a line covers."""
         result = 0
         for name, (w, _) in self.held.items():
-            names = {policy.name for policy in self.facts.family(w.policy)}
-            if policy in names and (w.non_preemptible or not guaranteed):
+            names = {team.name for team in self.facts.family(w.team)}
+            if team in names and (w.non_preemptible or not guaranteed):
                 result += self.covered(name, line)
         return result
 
-    def usage_beyond(self, policy: str, line: QuotaLine, guaranteed: bool = False) -> int:
+    def usage_beyond(self, team: str, line: QuotaLine, guaranteed: bool = False) -> int:
         """Count what a line covers of work without a reserving line of its own below that."""
         result = 0
         for name, (w, placement) in self.held.items():
-            names = [policy.name for policy in self.facts.family(w.policy)]
+            names = [team.name for team in self.facts.family(w.team)]
             pools = self.facts.shares(w, placement)
-            if policy in names and (w.non_preemptible or not guaranteed):
-                below = self.facts.family(w.policy)[: names.index(policy)]
-                if not any(q.reserved and q.covers(pool) for policy in below for q in policy.quotas for pool in pools):
+            if team in names and (w.non_preemptible or not guaranteed):
+                below = self.facts.family(w.team)[: names.index(team)]
+                if not any(q.reserved and q.covers(pool) for team in below for q in team.quotas for pool in pools):
                     result += self.covered(name, line)
         return result
 
@@ -315,17 +315,17 @@ class State:
 
     def admits(self, w: Workload, pool: str, request: int) -> bool:
         """Whether limits and the pool's capacity have room for a request."""
-        for policy in self.facts.family(w.policy):
-            for line in policy.quotas:
+        for team in self.facts.family(w.team):
+            for line in team.quotas:
                 limit = line.limit if request and line.covers(pool) else None
-                if limit is not None and self.usage(policy.name, line) + request > limit:
+                if limit is not None and self.usage(team.name, line) + request > limit:
                     return False
         capacity = self.facts.pools[pool].capacity
         return capacity is None or not request or self.in_pool(pool) + request <= capacity
 
-    def guarantor(self, policy: str, pool: str) -> str | None:
+    def guarantor(self, team: str, pool: str) -> str | None:
         """Return the nearest level that reserves in a pool."""
-        for item in self.facts.family(policy):
+        for item in self.facts.family(team):
             if any(line.reserved and line.covers(pool) for line in item.quotas):
                 return item.name
         return None

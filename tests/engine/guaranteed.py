@@ -100,13 +100,13 @@ def _smallest(facts: Facts, pool: str, model: str) -> Profile | None:
 
 def guaranteed(facts: Facts, now: State, after: State, pool: str) -> int:
     """Return the milli-GPUs of a pool that reservations guarantee beyond what is used of them."""
-    roots = [name for name, policy in facts.policies.items() if policy.parent not in facts.policies]
+    roots = [name for name, team in facts.policies.items() if team.parent not in facts.policies]
     return sum(_guaranteed(facts, now, after, name, pool) for name in roots)
 
 
-def _guaranteed(facts: Facts, now: State, after: State, policy: str, pool: str) -> int:
-    """Return the larger of what a policy and what the teams below it may still use of their reservations."""
-    lines = [line for line in facts.policies[policy].quotas if line.reserved and line.covers(pool)]
-    rest = [line.reserved - max(now.usage(policy, line), after.usage(policy, line)) for line in lines]
-    below = [item.name for item in facts.policies.values() if item.parent == policy]
+def _guaranteed(facts: Facts, now: State, after: State, team: str, pool: str) -> int:
+    """Return the larger of what a team and what the teams below it may still use of their reservations."""
+    lines = [line for line in facts.policies[team].quotas if line.reserved and line.covers(pool)]
+    rest = [line.reserved - max(now.usage(team, line), after.usage(team, line)) for line in lines]
+    below = [item.name for item in facts.policies.values() if item.parent == team]
     return max(0, min(rest, default=0), sum(_guaranteed(facts, now, after, name, pool) for name in below))

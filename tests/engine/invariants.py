@@ -121,7 +121,7 @@ def nothing_is_given_twice(before: Sums, after: Sums, plan: Plan) -> None:
             assert node.sessions or w.kind != "session", "I1"
             assert len(placed.devices) * placed.milli == after.gpus(w), "I1"
         pool = after.pool(start.placement)
-        for name in after.family(w.policy):
+        for name in after.family(w.team):
             for line in after.policies[name].quotas:
                 if line.limit is not None and line.covers(pool):
                     assert after.usage(name, line) <= line.limit, f"I1: limit of {name}"
@@ -161,7 +161,7 @@ def nothing_idles_that_is_allowed(after: Sums, plan: Plan) -> None:
 def may_run(after: Sums, w: Workload, pool: str) -> bool:
     """Whether quotas, limits and capacity (static quotas of others aside) admit a workload."""
     request = after.request(w)
-    for name in after.family(w.policy):
+    for name in after.family(w.team):
         for line in after.policies[name].quotas:
             if line.limit is None or not line.covers(pool):
                 continue
@@ -175,12 +175,12 @@ def may_run(after: Sums, w: Workload, pool: str) -> bool:
             )
             if used + request > item.capacity:
                 return False
-    policy = after.policies[w.policy]
-    if policy.weight != "None" and not w.non_preemptible:
+    team = after.policies[w.team]
+    if team.weight != "None" and not w.non_preemptible:
         return True
-    if not any(ln.covers(pool) and ln.reserved for ln in policy.quotas):
+    if not any(ln.covers(pool) and ln.reserved for ln in team.quotas):
         return False
-    for name in after.family(w.policy) if w.non_preemptible else (w.policy,):
+    for name in after.family(w.team) if w.non_preemptible else (w.team,):
         for line in after.policies[name].quotas:
             used = after.usage(name, line, w.non_preemptible) + after.nominated(name, line, w.non_preemptible)
             if line.covers(pool) and line.reserved and used + request > line.reserved:

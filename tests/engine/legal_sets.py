@@ -138,7 +138,7 @@ def _is_short(facts: Facts, rooms: RemainingByNode, w: Workload, pool: str, o: W
 
 def blocking(facts: Facts, after: State, w: Workload, pool: str) -> list[tuple[str, QuotaLine]]:
     """Return the limits that a workload would exceed in a pool."""
-    lines = [(policy.name, line) for policy in facts.family(w.policy) for line in policy.quotas if line.covers(pool)]
+    lines = [(team.name, line) for team in facts.family(w.team) for line in team.quotas if line.covers(pool)]
     limited = [(name, line) for name, line in lines if line.limit is not None]
     return [(name, ln) for name, ln in limited if after.usage(name, ln) + facts.request(w) > (ln.limit or 0)]
 
@@ -174,7 +174,7 @@ def owns(facts: Facts, w: Workload, pool: str, victim: Workload, firm: bool, quo
     """
     if not facts.profile(victim).gpus:
         return quota
-    if victim.policy != w.policy:
+    if victim.team != w.team:
         return False
     if w.non_preemptible:
         return firm
@@ -197,30 +197,28 @@ def priority(facts: Facts, w: Workload) -> int:
 def _rank(facts: Facts, w: Workload, pool: str) -> tuple[int, int]:
     names, ranks = facts.pools[pool].profiles, facts.profile(w).policies
     in_pool = names.index(w.profile) if w.profile in names else len(set(names))
-    return in_pool, next((at for at, group in enumerate(ranks) if w.policy in group), len(ranks))
+    return in_pool, next((at for at, group in enumerate(ranks) if w.team in group), len(ranks))
 
 
 def _names(facts: Facts, w: Workload) -> set[str]:
-    return {policy.name for policy in facts.family(w.policy)}
+    return {team.name for team in facts.family(w.team)}
 
 
 def above(facts: Facts, state: State, w: Workload, pool: str, unit: Unit, gone: Sequence[Unit]) -> bool:
-    """Whether a unit's policy is above its reservation, the request counted and those in `gone` not (rule 5.1)."""
-    mine = [policy.name for policy in facts.family(w.policy)]
-    reserves = state.guarantor(w.policy, pool) or w.policy
-    for policy in facts.family(unit.victim.policy):
-        lines = [line for line in policy.quotas if line.reserved and line.covers(unit.pool)]
-        if policy.name in mine[mine.index(reserves) + 1 :]:
+    """Whether a unit's team is above its reservation, the request counted and those in `gone` not (rule 5.1)."""
+    mine = [team.name for team in facts.family(w.team)]
+    reserves = state.guarantor(w.team, pool) or w.team
+    for team in facts.family(unit.victim.team):
+        lines = [line for line in team.quotas if line.reserved and line.covers(unit.pool)]
+        if team.name in mine[mine.index(reserves) + 1 :]:
             lines = [line for line in lines if not line.covers(pool)]  # the others stand over both sides
-        if lines and not any(_used(facts, state, w, pool, policy.name, ln, gone) > ln.reserved for ln in lines):
+        if lines and not any(_used(facts, state, w, pool, team.name, ln, gone) > ln.reserved for ln in lines):
             return False
     return True
 
 
-def _used(
-    facts: Facts, state: State, w: Workload, pool: str, policy: str, line: QuotaLine, gone: Sequence[Unit]
-) -> int:
-    asks = w.id not in state.held and policy in _names(facts, w) and line.covers(pool)
+def _used(facts: Facts, state: State, w: Workload, pool: str, team: str, line: QuotaLine, gone: Sequence[Unit]) -> int:
+    asks = w.id not in state.held and team in _names(facts, w) and line.covers(pool)
     own = facts.request(w) if asks else 0
-    less = sum(u.covered(line) for u in gone if policy in _names(facts, u.victim))
-    return state.usage(policy, line) + own - less
+    less = sum(u.covered(line) for u in gone if team in _names(facts, u.victim))
+    return state.usage(team, line) + own - less

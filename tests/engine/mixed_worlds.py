@@ -158,9 +158,9 @@ def _run(world: World, random: Random, profile: str, placement: tuple[Placed, ..
 
 def keep_more_back(world: World, random: Random) -> World:
     """Make about half of the quota lines of a world partly static (not lent); some are exceeded at once."""
-    for name, policy in list(world.policies.items()):
-        quotas = tuple(replace(q, lend=random.choice([0, min(1000, q.reserved), q.lend])) for q in policy.quotas)
-        world.policies[name] = replace(policy, quotas=quotas)
+    for name, team in list(world.policies.items()):
+        quotas = tuple(replace(q, lend=random.choice([0, min(1000, q.reserved), q.lend])) for q in team.quotas)
+        world.policies[name] = replace(team, quotas=quotas)
     return world
 
 
@@ -195,9 +195,9 @@ def in_two_pools(world: World, random: Random) -> World:
     world.workloads = {name: w for name, w in world.workloads.items() if name not in apart}
     with_a_department(world, random)
     for name in ("a", "b", "c"):
-        policy, pools = world.policies[name], random.choice([(), ("p",), ("q",)])
-        weight = random.choice(["None", policy.weight, policy.weight])
-        world.policies[name] = replace(policy, weight=weight, quotas=(replace(policy.quotas[0], pools=pools),))
+        team, pools = world.policies[name], random.choice([(), ("p",), ("q",)])
+        weight = random.choice(["None", team.weight, team.weight])
+        world.policies[name] = replace(team, weight=weight, quotas=(replace(team.quotas[0], pools=pools),))
     for profile in list(world.profiles.values()):
         world.profiles[profile.name] = replace(profile, pools=random.choice([("p", "q"), ("q", "p")]))
     for at in range(random.randint(1, 4)):
@@ -282,12 +282,12 @@ def with_vanished_devices(world: World, random: Random) -> World:
 
 
 def with_another_policy(world: World, random: Random) -> World:
-    """Return a world whose policy was edited under the workloads that run."""
-    for name, policy in list(world.policies.items()):
-        line = policy.quotas[0]
+    """Return a world whose quotas were edited under the workloads that run."""
+    for name, team in list(world.policies.items()):
+        line = team.quotas[0]
         reserved = random.choice([0, line.reserved, 1000 * random.randint(0, 6)])
         limit = random.choice([None, line.limit, reserved, reserved + 1000])
-        world.policies[name] = replace(policy, quotas=(replace(line, reserved=reserved, limit=limit, lend=None),))
+        world.policies[name] = replace(team, quotas=(replace(line, reserved=reserved, limit=limit, lend=None),))
     return world
 
 

@@ -5,7 +5,7 @@ withdraws a nomination that it can keep (rule 5.8), so the next one evicts or mo
 it. With what that one gets, its team may use more than it reserves: then work of it may make way for others in turn.
 And a workload that had no room while the start was there may evict what else stands in its way, also where the start
 is spared in the end, as a later eviction of the same plan left room for both.
-And a start over quota that puts its policy above its reservation makes candidates of the policy's other work. Where
+And a start over quota that puts its team above its reservation makes candidates of the team's other work. Where
 only start and other work together make room for a workload in quota, the next plan evicts them: the start cannot wait
 instead, or its GPUs would idle for as long as the other work runs (invariant I6).
 """
@@ -90,8 +90,8 @@ def _had_room(before: Snapshot, plan: Plan, again: Plan, preemptor: str, without
 
 def _teams(snapshot: Snapshot, workload: str) -> set[str]:
     """Return the team of a workload and its departments."""
-    parents = {policy.name: policy.parent for policy in snapshot.policies}
-    at: str | None = next(w.policy for w in snapshot.workloads if w.id == workload)
+    parents = {team.name: team.parent for team in snapshot.policies}
+    at: str | None = next(w.team for w in snapshot.workloads if w.id == workload)
     result: set[str] = set()
     while at is not None and at not in result:
         result.add(at)

@@ -104,17 +104,17 @@ def every_victim_was_above_its_reservation(facts: Facts, plan: Plan) -> None:
     freed = _freed(facts, plan)
     for preemptor in {b for b, _ in freed.values()}:
         mine = {name: shares for name, (b, shares) in freed.items() if b == preemptor and any(shares.values())}
-        for policy in {facts.live[name].policy for name in mine} - {facts.live[preemptor].policy}:
-            theirs = [shares for name, shares in mine.items() if facts.live[name].policy == policy]
-            assert _above_in_some_order(facts, plan, policy, theirs), f"I3: {mine} of {policy} for {preemptor}"
+        for team in {facts.live[name].team for name in mine} - {facts.live[preemptor].team}:
+            theirs = [shares for name, shares in mine.items() if facts.live[name].team == team]
+            assert _above_in_some_order(facts, plan, team, theirs), f"I3: {mine} of {team} for {preemptor}"
 
 
 Shares = dict[str, int]
 """Each pool, and the milli-GPUs that count there."""
 
 
-def _above_in_some_order(facts: Facts, plan: Plan, policy: str, victims: list[Shares]) -> bool:
-    lines = {line: _most_used(facts, plan, policy, line.pools) for line in facts.policies[policy].quotas}
+def _above_in_some_order(facts: Facts, plan: Plan, team: str, victims: list[Shares]) -> bool:
+    lines = {line: _most_used(facts, plan, team, line.pools) for line in facts.policies[team].quotas}
     orders = permutations(victims) if len(victims) <= MAX_ORDERS else [sorted(victims, key=lambda v: sum(v.values()))]
 
     def above(line: QuotaLine, before: Sequence[Shares]) -> bool:
@@ -140,17 +140,17 @@ def _freed(facts: Facts, plan: Plan) -> dict[str, tuple[str, Shares]]:
     return result
 
 
-def _most_used(facts: Facts, plan: Plan, policy: str, pools: Sequence[str]) -> int:
+def _most_used(facts: Facts, plan: Plan, team: str, pools: Sequence[str]) -> int:
     """Return the most that a team can have used at any moment of the plan."""
     places: dict[str, list[Placement]] = {w.id: [w.placement, w.nomination] for w in facts.live.values()}
     for start in plan.start:
         places[start.id].append(start.placement)
     for waiting in plan.pending:
         places[waiting.id].append(waiting.nomination)
-    team = {w.id: w for w in facts.live.values() if policy in {level.name for level in facts.family(w.policy)}}
+    members = {w.id: w for w in facts.live.values() if team in {level.name for level in facts.family(w.team)}}
     return sum(
         max(_covered(facts.shares(w, place), pools) if place else 0 for place in places[name])
-        for name, w in team.items()
+        for name, w in members.items()
     )
 
 
@@ -273,9 +273,9 @@ def all_within_caps(
 
 
 def _within_caps(facts: Facts, state: State, victim: Workload, pool: str) -> bool:
-    for policy in facts.family(victim.policy):
-        for line in policy.quotas:
-            if line.limit is not None and line.covers(pool) and state.usage(policy.name, line) > line.limit:
+    for team in facts.family(victim.team):
+        for line in team.quotas:
+            if line.limit is not None and line.covers(pool) and state.usage(team.name, line) > line.limit:
                 return False
     capacity = facts.pools[pool].capacity
     return capacity is None or state.in_pool(pool) <= capacity
@@ -311,18 +311,18 @@ def in_quota(facts: Facts, plan: Plan, after: State, w: Workload, pool: str) -> 
 def within_reservations(facts: Facts, state: State, w: Workload, pool: str) -> bool:
     """Whether a request stays within what every level reserves, and within what departments reserve beyond lines."""
     asked, below = False, False
-    nearest = state.guarantor(w.policy, pool)
-    for policy in facts.family(w.policy):
-        if not w.non_preemptible and policy.name != nearest:
+    nearest = state.guarantor(w.team, pool)
+    for team in facts.family(w.team):
+        if not w.non_preemptible and team.name != nearest:
             continue
-        lines = [line for line in policy.quotas if line.reserved and line.covers(pool)]
+        lines = [line for line in team.quotas if line.reserved and line.covers(pool)]
         for line in lines:
             asked = True
-            if state.usage(policy.name, line, w.non_preemptible) + facts.request(w) > line.reserved:
+            if state.usage(team.name, line, w.non_preemptible) + facts.request(w) > line.reserved:
                 return False
-            promised = 0 if below or not w.non_preemptible else facts.promised(policy.name, line)
+            promised = 0 if below or not w.non_preemptible else facts.promised(team.name, line)
             rest = max(0, line.reserved - promised)
-            if promised and state.usage_beyond(policy.name, line, w.non_preemptible) + facts.request(w) > rest:
+            if promised and state.usage_beyond(team.name, line, w.non_preemptible) + facts.request(w) > rest:
                 return False
         below = below or bool(lines)
     return asked
@@ -395,7 +395,7 @@ def _may_run(facts: Facts, plan: Plan, after: State, w: Workload, pool: str) -> 
 
 def _may_borrow(facts: Facts, w: Workload) -> bool:
     """Whether a workload may run over quota (rule 3); without GPUs any may."""
-    return not facts.request(w) or (facts.policies[w.policy].weight != "None" and not w.non_preemptible)
+    return not facts.request(w) or (facts.policies[w.team].weight != "None" and not w.non_preemptible)
 
 
 __all__ = ["GPU", "check"]

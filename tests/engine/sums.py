@@ -39,36 +39,36 @@ class Sums:
     def pool(self, placement: Placement) -> str:
         return self.nodes[placement[0].node].pool
 
-    def usage(self, policy: str, line: QuotaLine, non_preemptible: bool = False) -> int:
+    def usage(self, team: str, line: QuotaLine, non_preemptible: bool = False) -> int:
         return sum(
             self.held(w)
             for w in self.live.values()
             if w.state in ADMITTED
             and w.placement
-            and policy in self.family(w.policy)
+            and team in self.family(w.team)
             and line.covers(self.pool(w.placement))
             and (w.non_preemptible or not non_preemptible)
         )
 
-    def nominated(self, policy: str, line: QuotaLine, non_preemptible: bool = False) -> int:
+    def nominated(self, team: str, line: QuotaLine, non_preemptible: bool = False) -> int:
         """Count the nominations of pending workloads; a workload that is still to move holds as much already."""
         return sum(
             held(w.nomination)
             for w in self.live.values()
             if w.state == "pending"
             and w.nomination
-            and policy in self.family(w.policy)
+            and team in self.family(w.team)
             and line.covers(self.pool(w.nomination))
             and (w.non_preemptible or not non_preemptible)
         )
 
-    def family(self, policy: str) -> list[str]:
+    def family(self, team: str) -> list[str]:
         result: list[str] = []
-        at: str | None = policy
+        at: str | None = team
         while at is not None and at in self.policies and at not in result:
             result.append(at)
             at = self.policies[at].parent
-        return result or [policy]
+        return result or [team]
 
     def left(self, gone: Iterable[str] = ()) -> dict[str, list[int]]:
         """Return the milli-GPUs left per node and device, without the workloads in `gone`."""

@@ -61,17 +61,17 @@ def counted(snapshot: Snapshot, w: Workload) -> dict[str | None, int]:
 
 def usage_is_what_was_requested(snapshot: Snapshot, plan: Plan) -> None:
     """Check the usage of every line by sums over the workloads that hold GPUs and those that start."""
-    parents = {policy.name: policy.parent for policy in snapshot.policies}
+    parents = {team.name: team.parent for team in snapshot.policies}
     started = {start.id: start.placement for start in plan.start}
     for line in plan.usage:
         expected = 0
         for w in snapshot.workloads:
-            levels, at = [], w.policy
+            levels, at = [], w.team
             while at is not None:
                 levels.append(at)
                 at = parents.get(at)
             placed = w if w.state in ADMITTED else replace(w, placement=started.get(w.id, ()))
-            if line.policy in levels:
+            if line.team in levels:
                 pools = counted(snapshot, placed)
                 expected += sum(n for pool, n in pools.items() if not line.pools or pool in line.pools)
         assert line.usage == expected, line
@@ -140,7 +140,7 @@ def test_a_gang_counts_in_each_pool_where_its_nodes_are(engine: str) -> None:
     world.engine = ENGINES[engine]
     (line, _) = world.plan().usage
     assert line.usage == GPU, "one worker runs in m"
-    used = {team.policy: team for team in usage_by_team(world.snapshot())}
+    used = {team.team: team for team in usage_by_team(world.snapshot())}
     assert used["a"].guaranteed + used["a"].in_quota + used["a"].borrowed == 2 * GPU
     world.pools["h"] = replace(world.pools["h"], capacity=1000)
     world.submit("x", "b", "any")
@@ -187,7 +187,7 @@ def test_idle_gpus_that_break_are_not_offered_and_the_borrower_is_asked(engine: 
     world.submit("d", "devops", "one")
     world.engine = ENGINES[engine]
     plan = world.step()
-    assert {line.policy: line.usage for line in plan.usage} == {"devops": 0, "rnd": 2 * GPU}
+    assert {line.team: line.usage for line in plan.usage} == {"devops": 0, "rnd": 2 * GPU}
     assert not plan.start
     assert [eviction.id for eviction in plan.evict] == ["r2"]
     world.release()

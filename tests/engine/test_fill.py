@@ -15,7 +15,7 @@ version: 1
 pools:
   - {name: p, kind: KIND}
 profiles: [{name: one, gpus: 1}]
-policies: [{name: a, users: [mia]}]
+teams: [{name: a, users: [mia]}]
 """
 
 

@@ -200,14 +200,14 @@ def test_offers_list_moves_and_terminating_work() -> None:
 def test_what_a_team_could_start_respects_capacity_and_static_quotas() -> None:
     world = World().pool("p", gpus=8, capacity=6000).team("a", reserved=2, lend=0).team("b", reserved=2)
     world.profile("one", 1).jobs("b1", "b", "one").reconcile()
-    free = {team.policy: team.free for team in usage_by_team(world.snapshot())}
+    free = {team.team: team.free for team in usage_by_team(world.snapshot())}
     assert free == {"a": 5000, "b": 3000}
 
 
 def test_a_team_that_reserves_nothing_borrows_all_it_uses() -> None:
     world = pair(gpus=8).team("c").profile("one", 1).jobs("c1 c2", "c", "one")
     world.reconcile()
-    (team,) = (item for item in usage_by_team(world.snapshot()) if item.policy == "c")
+    (team,) = (item for item in usage_by_team(world.snapshot()) if item.team == "c")
     assert (team.borrowed, team.in_quota) == (2000, 0)
 
 
@@ -218,7 +218,7 @@ def test_work_counts_once_in_the_usage_after_its_reservation_was_cut(reserved: i
         world.session(name, "a", "one")
     world.jobs("j1 j2", "a", "one").reconcile()
     world.team("a", reserved, parent="top")
-    used = {team.policy: team for team in usage_by_team(world.snapshot())}
+    used = {team.team: team for team in usage_by_team(world.snapshot())}
     within = min(reserved, 5)
     assert used["a"].guaranteed + used["a"].in_quota + used["a"].borrowed == 5 * GPU
     assert used["top"].guaranteed + used["top"].in_quota + used["top"].borrowed == 5 * GPU
@@ -230,7 +230,7 @@ def test_work_counts_once_in_the_usage_after_its_reservation_was_cut(reserved: i
 def test_departments_are_no_lenders_of_their_own_teams() -> None:
     world = World().pool("p", gpus=4).team("top", 2).team("a", 1, parent="top").team("b", 1).profile("one", 1)
     world.jobs("a1 a2 a3", "a", "one").reconcile()
-    lent = {team.policy: team.borrowed_from for team in usage_by_team(world.snapshot())}
+    lent = {team.team: team.borrowed_from for team in usage_by_team(world.snapshot())}
     assert lent["a"] == (("b", 1000),)
 
 

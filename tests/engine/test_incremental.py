@@ -61,8 +61,8 @@ def test_pending_work_that_changes_its_group_is_planned_as_by_a_new_engine(start
         happen(world, random)
         jobs = [w.id for w in world.workloads.values() if w.kind == "job" and w.state == "pending"]
         for name in random.sample(jobs, min(len(jobs), random.choice([0, 1, 3]))):
-            policy, profile = random.choice(list(world.policies)), random.choice(list(world.profiles))
-            world.change(name, policy=policy, profile=profile, nomination=())
+            team, profile = random.choice(list(world.policies)), random.choice(list(world.profiles))
+            world.change(name, team=team, profile=profile, nomination=())
         follower.check()
         carry_out(world, random)
         follower.check()
@@ -144,7 +144,7 @@ def test_a_start_with_another_outcome_is_applied_as_observed(what: str) -> None:
     if what == "elsewhere":
         world.change("j", placement=(Placed(0, "p-2", (1,), 1000),))
     elif what == "in another team":
-        world.change("j", policy="b")
+        world.change("j", team="b")
     elif what == "and is evicted":
         world.change("j", state="checkpointing", deadline=world.now + 5)
     world.jobs("k l m n o", "b", "one")

@@ -173,9 +173,9 @@ EDITS = (
     ),
     Edit(
         "rules/order.py",
-        "-group.account.policy.priority,",
-        "group.account.policy.priority,",
-        "high priority policies go first",
+        "-group.account.team.priority,",
+        "group.account.team.priority,",
+        "high priority teams go first",
     ),
     Edit(
         "rules/order.py",
@@ -191,14 +191,14 @@ EDITS = (
     ),
     Edit(
         "rules/order.py",
-        'last = over_quota and account.policy.weight == "Lowest"',
+        'last = over_quota and account.team.weight == "Lowest"',
         "last = False",
         "Lowest takes only what no other workload can use",
     ),
     Edit("weights.py", "amount * (_SCALE // number)", "amount * number", "who has more weight may borrow more"),
     Edit(
         "index/ledger.py",
-        "self.over(pool) + self.policy.history",
+        "self.over(pool) + self.team.history",
         "self.over(pool)",
         "past use counts",
     ),
@@ -207,7 +207,7 @@ EDITS = (
         "index/ledger.py",
         "(extra if ln.quota.covers(own_pool) else 0) > ln.quota.reserved",
         "(extra if ln.quota.covers(own_pool) else 0) >= ln.quota.reserved",
-        "a policy at its reservation keeps what it has",
+        "a team at its reservation keeps what it has",
     ),
     Edit(
         "index/ledger.py",
@@ -267,7 +267,7 @@ EDITS = (
         "rules/victims/preemptor.py",
         'if "own_team_any_priority" in self.rights and account is self.account:',
         'if "own_team_any_priority" in self.rights and not account:',
-        "non-preemptible work may evict its own policy's jobs",
+        "non-preemptible work may evict its own team's jobs",
     ),
     Edit(
         "index/ledger.py",

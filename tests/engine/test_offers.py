@@ -31,7 +31,7 @@ def test_ready_after_reclaim_has_a_time_and_victims() -> None:
     offer = WhatIf(world.snapshot()).offer("devops", "gpu2", owner="bo")
     assert offer.code == "ready_after_reclaim"
     assert offer.seconds == 30
-    assert [(v.id, v.owner, v.policy, v.gpus) for v in offer.victims] == [("r9", "ana", "rnd", GPU)]
+    assert [(v.id, v.owner, v.team, v.gpus) for v in offer.victims] == [("r9", "ana", "rnd", GPU)]
     assert world.say(offer) == "Ready in 30 s or less: R&D's job r9 of ana (1 GPU) makes way."
 
 
@@ -96,7 +96,7 @@ def test_closed_and_too_large_are_refused() -> None:
 def test_usage_lists_lenders_and_borrowers() -> None:
     world = lab().session("s", "rnd", "gpu1", owner="ana")
     world.reconcile()
-    rnd, devops = sorted(usage_by_team(world.snapshot()), key=lambda t: t.policy, reverse=True)
+    rnd, devops = sorted(usage_by_team(world.snapshot()), key=lambda t: t.team, reverse=True)
     assert (rnd.reserved, rnd.limit, rnd.guaranteed, rnd.in_quota, rnd.borrowed) == (5000, 9000, 1000, 4000, 4000)
     assert rnd.borrowed_from == (("devops", 4000),)
     assert (rnd.lent, rnd.free, rnd.total) == (0, 0, 10_000)
@@ -130,7 +130,7 @@ def test_a_renewed_what_if_answers_like_a_new_one(seed: int) -> None:
         happen(world, random)
         snapshot = world.snapshot()
         kept.renew(snapshot)
-        policy = random.choice(sorted(world.policies))
+        team = random.choice(sorted(world.policies))
         profile = random.choice(sorted(world.profiles))
         kind = random.choice(("session", "job"))
-        assert kept.offer(policy, profile, kind, "ana") == WhatIf(snapshot).offer(policy, profile, kind, "ana")
+        assert kept.offer(team, profile, kind, "ana") == WhatIf(snapshot).offer(team, profile, kind, "ana")

@@ -95,7 +95,7 @@ def test_what_was_nominated_or_started_evicts_nothing_in_the_next_plan() -> None
 @pytest.mark.covers("F14", "F15")
 def test_an_eviction_of_a_team_that_the_overtaken_start_does_not_concern_is_no_exception() -> None:
     before, plan, again = two_plans("fast")
-    workloads = tuple(replace(w, policy="c") if w.id == "lent" else w for w in before.workloads)
+    workloads = tuple(replace(w, team="c") if w.id == "lent" else w for w in before.workloads)
     assert not only_for_such_starts(replace(before, workloads=workloads), plan, again)
 
 

@@ -39,9 +39,9 @@ def crowded(random: Random, workers: int = 1) -> World:
 
 
 def in_quota(sums: Sums, preemptor: Workload) -> bool:
-    line = sums.policies[preemptor.policy].quotas[0]
+    line = sums.policies[preemptor.team].quotas[0]
     return (
-        sums.usage(preemptor.policy, line, non_preemptible=preemptor.non_preemptible) + sums.request(preemptor)
+        sums.usage(preemptor.team, line, non_preemptible=preemptor.non_preemptible) + sums.request(preemptor)
         <= line.reserved
     )
 
@@ -59,22 +59,22 @@ def legal(sums: Sums, preemptor: Workload, group: tuple[Workload, ...], own: boo
 
 
 def usage(sums: Sums, preemptor: Workload) -> dict[str, int]:
-    """Return the usage of every policy, the request of the preemptor counted."""
-    use = {name: sums.usage(name, policy.quotas[0]) for name, policy in sums.policies.items()}
-    use[preemptor.policy] += sums.request(preemptor)
+    """Return the usage of every team, the request of the preemptor counted."""
+    use = {name: sums.usage(name, team.quotas[0]) for name, team in sums.policies.items()}
+    use[preemptor.team] += sums.request(preemptor)
     return use
 
 
 def legal_in_order(
     sums: Sums, preemptor: Workload, order: tuple[Workload, ...], own: bool, before: dict[str, int]
 ) -> bool:
-    """Whether rule 5.1 allows the preemptor these victims; `own`: non-preemptible work may evict jobs of its policy."""
+    """Whether rule 5.1 allows the preemptor these victims; `own`: non-preemptible work may evict jobs of its team."""
     use = dict(before)
     for victim in order:
-        above = use[victim.policy] > sums.policies[victim.policy].quotas[0].reserved
-        if not above and not (own and preemptor.non_preemptible and victim.policy == preemptor.policy):
+        above = use[victim.team] > sums.policies[victim.team].quotas[0].reserved
+        if not above and not (own and preemptor.non_preemptible and victim.team == preemptor.team):
             return False
-        use[victim.policy] -= sums.held(victim)
+        use[victim.team] -= sums.held(victim)
     return True
 
 
@@ -87,14 +87,14 @@ def solutions(sums: Sums, preemptor: Workload, own: bool) -> Iterator[tuple[Work
 
 
 def may_return_by_eviction(sums: Sums, preemptor: Workload, group: tuple[Workload, ...]) -> bool:
-    """Whether a victim is in quota after the plan while a policy is above its reservation (rule 4 avoids such sets)."""
+    """Whether a victim is in quota after the plan while a team is above its reservation (rule 4 avoids such sets)."""
     use = usage(sums, preemptor)
     for victim in group:
-        use[victim.policy] -= sums.held(victim)
-    reserved = {name: policy.quotas[0].reserved for name, policy in sums.policies.items()}
+        use[victim.team] -= sums.held(victim)
+    reserved = {name: team.quotas[0].reserved for name, team in sums.policies.items()}
     if not any(use[name] > reserved[name] for name in use):
         return False
-    return any(use[victim.policy] + sums.held(victim) <= reserved[victim.policy] for victim in group)
+    return any(use[victim.team] + sums.held(victim) <= reserved[victim.team] for victim in group)
 
 
 def judge(world: World, exact: bool) -> bool:

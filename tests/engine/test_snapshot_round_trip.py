@@ -144,7 +144,7 @@ some_policies = one_of(
 some_workloads = one_of(
     Workload,
     id=names,
-    policy=names,
+    team=names,
     profile=names,
     owner=texts,
     kind=st.sampled_from(["session", "job"]),
@@ -186,8 +186,8 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     pool = st.sampled_from([pool.name for pool in pools])
     nodes = draw(st.lists(some_nodes, max_size=3, unique_by=lambda node: node.name))
     profiles = draw(st.lists(some_profiles, max_size=3, unique_by=lambda profile: profile.name))
-    policies = draw(st.lists(some_policies, max_size=3, unique_by=lambda policy: policy.name))
-    parent = st.none() | st.sampled_from([policy.name for policy in policies] or [None])
+    policies = draw(st.lists(some_policies, max_size=3, unique_by=lambda team: team.name))
+    parent = st.none() | st.sampled_from([team.name for team in policies] or [None])
     return Snapshot(
         now=draw(times),
         settings=draw(some_settings),
@@ -196,11 +196,11 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         profiles=tuple(replace(profile, pools=draw(many(pool))) for profile in profiles),
         policies=tuple(
             replace(
-                policy,
+                team,
                 parent=draw(parent),
-                quotas=tuple(replace(line, pools=draw(many(pool))) for line in policy.quotas),
+                quotas=tuple(replace(line, pools=draw(many(pool))) for line in team.quotas),
             )
-            for policy in policies
+            for team in policies
         ),
         workloads=tuple(draw(st.lists(some_workloads, max_size=3, unique_by=lambda work: work.id))),
         paused=draw(many(names)),
@@ -302,11 +302,11 @@ version: 1
 now: 1000
 pools: [{name: p}]
 nodes: [{name: n1, pool: p, gpus: 0, cpu: 8}]
-profiles: [{name: cpu, gpus: 0, cpu: 4, pools: [p], policies: [a]}, {name: g1, gpus: 1, pools: [p], policies: [a]}]
-policies: [{name: a}]
+profiles: [{name: cpu, gpus: 0, cpu: 4, pools: [p], teams: [a]}, {name: g1, gpus: 1, pools: [p], teams: [a]}]
+teams: [{name: a}]
 workloads:
-  - {id: w1, policy: a, profile: cpu, state: running, started_at: 1, placement: [{node: n1, gpu_share: 0}]}
-  - {id: w2, policy: a, profile: g1, gpus: 0, submitted_at: 5}
+  - {id: w1, team: a, profile: cpu, state: running, started_at: 1, placement: [{node: n1, gpu_share: 0}]}
+  - {id: w2, team: a, profile: g1, gpus: 0, submitted_at: 5}
 """
     snapshot = read_snapshot(text)
     assert [profile.gpus for profile in snapshot.profiles] == [0, 1000]

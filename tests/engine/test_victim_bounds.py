@@ -99,11 +99,11 @@ def test_bounds_that_are_kept_from_question_to_question_change_no_offer(
         happen_mixed(world, random)
         snapshot = world.snapshot()
         kept.renew(snapshot)
-        for policy in sorted(world.policies)[:2]:
+        for team in sorted(world.policies)[:2]:
             for profile in sorted(world.profiles):
                 for kind in ("session", "job"):
-                    expected = WhatIf(snapshot).offer(policy, profile, kind, "ana")
-                    assert kept.offer(policy, profile, kind, "ana") == expected
+                    expected = WhatIf(snapshot).offer(team, profile, kind, "ana")
+                    assert kept.offer(team, profile, kind, "ana") == expected
         world.apply(world.plan())
         world.now += random.choice([1, 5, 600])
         world.workloads = {i: w for i, w in world.workloads.items() if w.state in LIVE}

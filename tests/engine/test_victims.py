@@ -36,7 +36,7 @@ def test_only_policies_above_their_fair_share_are_reclaimed_from() -> None:
     assert evicted(world.submit("b1", "b", "one").step()) == ["a6"], "c has a lower priority, but its fair share is 2.6"
 
 
-# Non-preemptible work and its own policy (rule 5.1)
+# Non-preemptible work and its own team (rule 5.1)
 
 
 @pytest.mark.covers("F26")

@@ -42,20 +42,20 @@ class Moment:
         self.stay = [t for t in cluster.allocations.values() if not t.terminating]
         self.nominations = [t for i, t in cluster.nominations.items() if i != self.preemptor.id]
 
-    def usage(self, policy: str, line: QuotaLine, back: list[Victim]) -> int:
+    def usage(self, team: str, line: QuotaLine, back: list[Victim]) -> int:
         """Return the future usage of a line with the workloads in `back` still running."""
         kept = [(t, t.amount) for t in [*self.stay, *self.nominations]]
         given_up = [(v.allocation, v.allocation.amount - v.allocation.need.gpus * len(v.kept)) for v in back]
         return sum(
             amount
             for t, amount in [*kept, *given_up]
-            if policy in self.sums.family(t.workload.policy) and line.covers(t.pool.pool.name)
+            if team in self.sums.family(t.workload.team) and line.covers(t.pool.pool.name)
         )
 
-    def reserving(self, policy: str, pool: str) -> list[QuotaLine]:
-        if policy not in self.sums.policies:
+    def reserving(self, team: str, pool: str) -> list[QuotaLine]:
+        if team not in self.sums.policies:
             return []
-        return [ln for ln in self.sums.policies[policy].quotas if ln.reserved and ln.covers(pool)]
+        return [ln for ln in self.sums.policies[team].quotas if ln.reserved and ln.covers(pool)]
 
     def everybody_was_entitled_to_be_asked(self) -> None:
         for at, victim in enumerate(self.victims):
@@ -65,7 +65,7 @@ class Moment:
 
     def has_right(self, victim: Victim, back: list[Victim]) -> bool:
         """Whether a victim may be evicted by any of the rights while the workloads in `back` still run."""
-        workload, own = victim.allocation.workload, victim.allocation.workload.policy == self.preemptor.policy
+        workload, own = victim.allocation.workload, victim.allocation.workload.team == self.preemptor.team
         if not victim.allocation.amount:
             return "reservation" in self.rights  # only work in quota evicts work without GPUs
         if own and "own_team_any_priority" in self.rights:
@@ -77,10 +77,10 @@ class Moment:
         return "reservation" in self.rights and self.above(victim, back)
 
     def above(self, victim: Victim, back: list[Victim]) -> bool:
-        """Whether the victim's policy is above its reservation while the workloads in `back` still run."""
-        mine = self.sums.family(self.preemptor.policy)
+        """Whether the victim's team is above its reservation while the workloads in `back` still run."""
+        mine = self.sums.family(self.preemptor.team)
         guarantor = next((at for at, name in enumerate(mine) if self.reserving(name, self.pool)), 0)
-        for name in self.sums.family(victim.allocation.workload.policy):
+        for name in self.sums.family(victim.allocation.workload.team):
             if name in mine[guarantor + 1 :]:
                 break
             lines = self.reserving(name, victim.allocation.pool.pool.name)
@@ -92,7 +92,7 @@ class Moment:
         return True
 
     def no_victim_is_needless(self) -> None:
-        if any(line.lend is not None for policy in self.sums.policies.values() for line in policy.quotas):
+        if any(line.lend is not None for team in self.sums.policies.values() for line in team.quotas):
             return
         for victim in self.victims:
             assert not self.would_do_with(victim), f"I4: {victim.allocation.workload} is needless for {self.preemptor}"
@@ -100,7 +100,7 @@ class Moment:
     def would_do_with(self, one: Victim) -> bool:
         """Whether the preemptor could start with this victim still there."""
         request = self.sums.request(self.preemptor)
-        for name in self.sums.family(self.preemptor.policy):
+        for name in self.sums.family(self.preemptor.team):
             for line in self.sums.policies[name].quotas:
                 limited = line.limit is not None and line.covers(self.pool)
                 if limited and self.usage(name, line, [one]) + request > (line.limit or 0):

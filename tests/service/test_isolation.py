@@ -57,7 +57,7 @@ class Faults:
         self.plans += 1
         there = {("workload", item.id) for item in snapshot.workloads}
         there |= {("profile of work", item.profile) for item in snapshot.workloads}
-        there |= {("team of work", item.policy) for item in snapshot.workloads}
+        there |= {("team of work", item.team) for item in snapshot.workloads}
         there |= {("node", item.name) for item in snapshot.nodes} | {("pool", item.name) for item in snapshot.pools}
         there |= {("team", item.name) for item in snapshot.policies}
         there |= {("profile", item.name) for item in snapshot.profiles}

@@ -41,7 +41,7 @@ def counted_anew(ledger: Ledger, counted: Mapping[str, tuple[Workload, Amounts]]
     """Return what is over quota as the rule says it: everything that is more protected is counted first."""
 
     def rank(row: Workload) -> tuple[object, ...]:
-        policy = ledger.account(row.team or "").policy
+        policy = ledger.account(row.team or "").team
         started = row.submitted_at if row.started_at is None else row.started_at
         return row.preemptible, -policy.priority, -PRIORITIES[row.priority], started, row.submitted_at, row.id
 

@@ -65,7 +65,7 @@ class Setting:
         model = await self.models.current()
         rows = await self.world.rows()
         expected = {
-            usage.policy: TeamCount(
+            usage.team: TeamCount(
                 usage.reserved,
                 usage.limit,
                 usage.guaranteed,
@@ -117,13 +117,13 @@ def over_quota(snapshot: Snapshot) -> dict[str, bool]:
         for pool, _ in pools[workload.id]:
             result = [
                 (level, line)
-                for level in levels(workload.policy)
+                for level in levels(workload.team)
                 for line in level.quotas
                 if line.reserved and line.covers(pool.pool.name)
             ]
             nearest = [line for level, line in result if level is result[0][0]]
             for line in nearest:
-                members = (w for w in left if result[0][0] in levels(w.policy))
+                members = (w for w in left if result[0][0] in levels(w.team))
                 used = sum(milli for w in members for at, milli in pools[w.id] if line.covers(at.pool.name))
                 if used > line.reserved:
                     return False
@@ -133,7 +133,7 @@ def over_quota(snapshot: Snapshot) -> dict[str, bool]:
 
     order = sorted(
         (w for w in snapshot.workloads if w.id in pools),
-        key=lambda w: (not w.non_preemptible, -policies[w.policy].priority, -w.priority, w.started_at or w.submitted_at,
+        key=lambda w: (not w.non_preemptible, -policies[w.team].priority, -w.priority, w.started_at or w.submitted_at,
                        w.submitted_at, w.id),
     )  # fmt: skip
     return {w.id: not w.non_preemptible and not covered(w, order[: at + 1]) for at, w in enumerate(order)}

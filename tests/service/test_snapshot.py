@@ -60,7 +60,7 @@ async def test_a_dumped_pass_gives_the_same_plan(tmp_path: Path) -> None:
         assert same == snapshot, "all but the moment of the dump and what grew until then"
 
         # A job in quota arrives: the dumped world and the live one choose the same victims.
-        waiting = replace(snapshot.workloads[0], id="b1", policy="devops", owner="bo", state="pending", placement=())
+        waiting = replace(snapshot.workloads[0], id="b1", team="devops", owner="bo", state="pending", placement=())
         pressed = replace(snapshot, workloads=(*snapshot.workloads, waiting), paused=("rnd/gpu2",))
         plan = schedule(pressed)
         assert plan.evict

@@ -103,7 +103,7 @@ def lenders(plan: Plan, start: Start) -> tuple[str, ...]:
     if start.in_quota:
         return ()
     idle = [
-        (line.usage - line.reserved, line.policy)
+        (line.usage - line.reserved, line.team)
         for line in plan.usage
         if line.usage < line.reserved and (not line.pools or start.pool in line.pools)
     ]

@@ -43,7 +43,7 @@ class IncrementalEngine:
         self.groups = PendingWorkloads(self.cluster)
 
     def show(self, snapshot: Snapshot) -> None:
-        """Apply a snapshot's time, settings, pools, profiles, policies and nodes; its workloads are ignored."""
+        """Apply a snapshot's time, settings, pools, profiles, teams and nodes; its workloads are ignored."""
         self.use(snapshot)
         known = self.cluster.nodes
         changed = [n for n in snapshot.nodes if n.name not in known or known[n.name].node != n]
@@ -52,9 +52,9 @@ class IncrementalEngine:
             self.change_nodes(changed, gone)
 
     def use(self, snapshot: Snapshot) -> None:
-        """Apply time, settings, pools, profiles and policies; a difference rebuilds the cluster.
+        """Apply time, settings, pools, profiles and teams; a difference rebuilds the cluster.
 
-        Nodes and workloads are ignored. A difference in the policies' history alone needs no rebuild.
+        Nodes and workloads are ignored. A difference in the teams' history alone needs no rebuild.
         """
         old, new = self.shown, replace(snapshot, nodes=(), workloads=())
         history = old.policies is not new.policies and _without_history(old) == _without_history(new)
@@ -63,8 +63,8 @@ class IncrementalEngine:
             return
         self.shown = new
         if history:
-            for policy in new.policies:
-                self.cluster.ledger.account(policy.name).policy = policy
+            for team in new.policies:
+                self.cluster.ledger.account(team.name).team = team
             for account in self.cluster.ledger.accounts.values():
                 account.forget()
 
@@ -135,4 +135,4 @@ class IncrementalEngine:
 
 
 def _without_history(snapshot: Snapshot) -> list[TeamQuota]:
-    return [replace(policy, history=0) for policy in snapshot.policies]
+    return [replace(team, history=0) for team in snapshot.policies]

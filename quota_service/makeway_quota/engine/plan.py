@@ -158,7 +158,7 @@ class Refusal:
 class LineUsage(NamedTuple):
     """What one quota line counts after the plan's starts, in milli-GPUs."""
 
-    policy: str
+    team: str
     pools: tuple[str, ...]
     reserved: int
     limit: int | None
@@ -198,7 +198,7 @@ class OfferVictim:
 
     id: str
     owner: str
-    policy: str
+    team: str
     gpus: int
 
 
@@ -212,7 +212,7 @@ class Offer:
     own.
     """
 
-    policy: str
+    team: str
     profile: str
     code: Literal["ready_now", "ready_after_reclaim", "ready_after_launch", "wait", "refused"]
     reason: Code
@@ -235,7 +235,7 @@ class TeamUsage:
     `borrowed_from`: (lender, milli-GPUs), where the lenders are known.
     """
 
-    policy: str
+    team: str
     reserved: int
     limit: int | None
     guaranteed: int

@@ -79,7 +79,7 @@ class PlanBuilder:
         reserved, used = quota_numbers(account, pool, workload.non_preemptible and in_quota)
         values: dict[str, Number] = {
             "nodes": tuple(sorted({p.node.node.name for p in allocation.parts})),
-            "team": account.policy.name,
+            "team": account.team.name,
             "by": "sessions" if workload.non_preemptible else "all",
             "uses": from_milli(used),
             "reserved": from_milli(reserved),
@@ -127,27 +127,27 @@ class PlanBuilder:
 
     def evict(self, preemptor: Preemptor, victims: Sequence[Victim]) -> None:
         """Record the victims of a preemptor in this order; the cluster has evicted them already."""
-        cluster, later = self.cluster, {v.allocation.workload.policy: 0 for v in victims}
+        cluster, later = self.cluster, {v.allocation.workload.team: 0 for v in victims}
         frees = [v.amount for v in victims]
         for item, amount in zip(victims, frees, strict=True):
-            later[item.allocation.workload.policy] += amount
+            later[item.allocation.workload.team] += amount
         for item, amount in zip(victims, frees, strict=True):
             allocation = item.allocation
             victim, account = allocation.workload, cluster.account(allocation.workload)
             self.lowered.append((account, victim.owner))
             rule = self._rule(preemptor, allocation)
             reserved, used = quota_numbers(account, allocation.pool.pool.name, False)
-            used += later[victim.policy]
-            later[victim.policy] -= amount
+            used += later[victim.team]
+            later[victim.team] -= amount
             deadline = cluster.now + cluster.grace(victim)
             why = (*self._why(preemptor, rule, used, reserved, allocation), *_beside(preemptor, item, victims))
             numbers: dict[str, Number] = {
                 "needs": from_milli(preemptor.amount),
                 "frees": from_milli(amount),
-                "victim_team": account.policy.name,
+                "victim_team": account.team.name,
                 "victim_uses": from_milli(used),
                 "victim_reserved": from_milli(reserved),
-                "for_team": preemptor.account.policy.name,
+                "for_team": preemptor.account.team.name,
                 "pool": allocation.pool.pool.name,
             }
             if item.kind != SHRINK:
@@ -176,7 +176,7 @@ class PlanBuilder:
             "needs": from_milli(preemptor.amount),
             "victim": victim.id,
             "victim_kind": victim.kind,
-            "victim_team": account.policy.name,
+            "victim_team": account.team.name,
             "uses": from_milli(used),
             "reserved": from_milli(reserved),
             "order": self.cluster.settings.victim_order,
@@ -308,7 +308,7 @@ class PlanBuilder:
         allocation = self.cluster.allocations[id]
         victim, account = allocation.workload, self.cluster.account(allocation.workload)
         values: dict[str, Number] = {"victim": id, "kind": victim.kind, "owner": victim.owner}
-        return Fact("by_victim", {**values, "team": account.policy.name, "gpus": from_milli(allocation.amount)})
+        return Fact("by_victim", {**values, "team": account.team.name, "gpus": from_milli(allocation.amount)})
 
     def wait(self, waiting: Waiting) -> None:
         """Record that a workload waits, and why."""
@@ -353,7 +353,7 @@ def _goes_on(workers: int, of: int) -> Fact:
 def preemptor_values(workload: Workload, account: Account) -> dict[str, Number]:
     """Return the values by which a sentence names the preemptor."""
     known: dict[str, Number] = {"preemptor": workload.id, "kind": workload.kind, "owner": workload.owner}
-    return {**known, "team": account.policy.name}
+    return {**known, "team": account.team.name}
 
 
 def stuck_fact(cluster: ClusterState, allocation: Allocation) -> Fact:
@@ -363,7 +363,7 @@ def stuck_fact(cluster: ClusterState, allocation: Allocation) -> Fact:
         "workload": workload.id,
         "kind": workload.kind,
         "owner": workload.owner,
-        "team": cluster.account(workload).policy.name,
+        "team": cluster.account(workload).team.name,
         "nodes": tuple(sorted({part.node.node.name for part in allocation.parts})),
         "late": max(0.0, cluster.now - (workload.deadline or cluster.now)),
     }

@@ -16,4 +16,4 @@ class Progress:
     withdrawn_starts: int = 0
     """Starts of this plan that were withdrawn because another workload got their GPUs."""
     over_reservation: int = 0
-    """Starts that put their policy above its reservation, so that its workloads became candidates."""
+    """Starts that put their team above its reservation, so that its workloads became candidates."""

@@ -64,7 +64,7 @@ def _withdraw_inadmissible(cluster: Cluster, builder: PlanBuilder, groups: Pendi
 
 
 def _grow(cluster: Cluster, builder: PlanBuilder, heads: list[WorkloadGroup], rounds: Rounds) -> None:
-    """Start elastic gangs with more workers (rule 4); another round follows, since their policies' shares grew."""
+    """Start elastic gangs with more workers (rule 4); another round follows, since their teams' shares grew."""
     if grow(cluster, builder, heads):
         rounds.run()
 

@@ -1,4 +1,4 @@
-"""The engine's input: one snapshot of pools, nodes, profiles, policies and workloads.
+"""The engine's input: one snapshot of pools, nodes, profiles, teams and workloads.
 
 All values are frozen. GPUs are milli-GPUs (1000 = one device), CPU is milli-cores, memory is MiB,
 times are seconds since the epoch, durations are seconds.
@@ -27,7 +27,7 @@ ADMITTED: frozenset[str] = frozenset({"starting", "running", "checkpointing"})
 STARTING: State = "starting"
 """The state of an attempt that has not run yet, so that an eviction loses nothing of it."""
 NEVER_RAN = -(1 << 30)
-"""Lower than the priority of every policy."""
+"""Lower than the priority of every team."""
 LIVE: frozenset[str] = ADMITTED | {"pending"}
 """States that count; finished workloads may be in a snapshot and are ignored."""
 
@@ -223,7 +223,7 @@ class Workload:
     """
 
     id: str
-    policy: str
+    team: str
     profile: str
     owner: str = ""
     kind: Kind = "job"
@@ -256,7 +256,7 @@ class Workload:
         return self.state != STARTING
 
     def protected_with(self, priority: int) -> int:
-        """Return its policy's `priority` as it protects it (rule 5.3): what has not run yet loses nothing."""
+        """Return its team's `priority` as it protects it (rule 5.3): what has not run yet loses nothing."""
         return NEVER_RAN if self.state == STARTING else priority
 
     @property

@@ -10,7 +10,7 @@ LAST = 1 << 60
 
 
 def over_per_weight(amount: int, weight: Weight) -> int:
-    """Return over-quota use divided by a weight. A policy without a weight ranks after all others."""
+    """Return over-quota use divided by a weight. A team without a weight ranks after all others."""
     number = WEIGHTS[weight]
     return amount * (_SCALE // number) if number else LAST + amount
 

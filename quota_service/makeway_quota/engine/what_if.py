@@ -84,7 +84,7 @@ class WhatIf:
 
     def offer(
         self,
-        policy: str,
+        team: str,
         profile: str,
         kind: Kind = "session",
         owner: str = "",
@@ -95,7 +95,7 @@ class WhatIf:
         """Return what a request would get right now, from a plan with it."""
         request = Workload(
             ASKING,
-            policy,
+            team,
             profile,
             owner=owner,
             kind=kind,
@@ -168,7 +168,7 @@ def _waiting(plan: Plan, request: Workload) -> Waiting:
 
 
 def _answer(request: Workload, facts: Facts, numbers: Numbers, in_quota: bool) -> Offer:
-    return Offer(request.policy, request.profile, "wait", "no_free_gpus", facts, in_quota=in_quota, numbers=numbers)
+    return Offer(request.team, request.profile, "wait", "no_free_gpus", facts, in_quota=in_quota, numbers=numbers)
 
 
 def _reclaiming(cluster: Cluster, offer: Offer, plan: Plan, waiting: Waiting) -> Offer:
@@ -190,7 +190,7 @@ def _reclaiming(cluster: Cluster, offer: Offer, plan: Plan, waiting: Waiting) ->
 
 def _named(cluster: Cluster, terminating: Sequence[Evict | Move]) -> tuple[OfferVictim, ...]:
     workloads = [cluster.workloads[change.id] for change in terminating]
-    return tuple(OfferVictim(w.id, w.owner, w.policy, _held(w, cluster.profiles.get(w.profile))) for w in workloads)
+    return tuple(OfferVictim(w.id, w.owner, w.team, _held(w, cluster.profiles.get(w.profile))) for w in workloads)
 
 
 def _held(workload: Workload, profile: Profile | None) -> int:
@@ -211,7 +211,7 @@ def _after(victims: Sequence[OfferVictim], moved: int, smaller: int, wait: float
         *(
             Fact(
                 "by_victim",
-                {"victim": v.id, "kind": "job", "owner": v.owner, "team": v.policy, "gpus": from_milli(v.gpus)},
+                {"victim": v.id, "kind": "job", "owner": v.owner, "team": v.team, "gpus": from_milli(v.gpus)},
             )
             for v in victims
         ),

@@ -167,7 +167,7 @@ class FileWorkload(Table):
     record = Workload
 
     id: Name
-    policy: Name
+    team: Name = Field(alias="policy")
     profile: Name
     owner: str = ""
     kind: Kind = "job"

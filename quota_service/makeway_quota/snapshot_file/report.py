@@ -78,7 +78,7 @@ def _waiting(waiting: Waiting, names: Names) -> dict[str, Any]:
 
 def _line(line: LineUsage) -> dict[str, Any]:
     return {
-        "policy": line.policy,
+        "policy": line.team,
         "pools": list(line.pools),
         "reserved": from_milli(line.reserved),
         "limit": None if line.limit is None else from_milli(line.limit),
@@ -102,7 +102,7 @@ def _time(seconds: float | None) -> str | None:
 def plan_as_text(plan: Plan, snapshot: Snapshot) -> str:
     """Return the plan as tables, the actions first."""
     names = titles(snapshot)
-    owners = {w.id: f"{w.policy}/{w.profile}" for w in snapshot.workloads}
+    owners = {w.id: f"{w.team}/{w.profile}" for w in snapshot.workloads}
     blocks = [
         _actions("Start", ((s.id, owners[s.id], _where(s.placement), sentence(s.facts, names)) for s in plan.start)),
         _actions("Evict", ((e.id, owners[e.id], f"for {e.preemptor}", sentence(e.facts, names)) for e in plan.evict)),
@@ -118,7 +118,7 @@ def plan_as_text(plan: Plan, snapshot: Snapshot) -> str:
 
 
 USAGE: Sequence[Column[LineUsage, str]] = (
-    Column("policy", lambda line: line.policy),
+    Column("policy", lambda line: line.team),
     Column("pools", lambda line: ", ".join(line.pools) or "all"),
     Column("uses", lambda line: str(from_milli(line.usage))),
     Column("reserved", lambda line: str(from_milli(line.reserved))),

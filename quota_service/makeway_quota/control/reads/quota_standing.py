@@ -101,7 +101,7 @@ class QuotaStanding:
         self.remove(row.id)
         account = self._ledger.account(row.team or "")
         started = row.submitted_at if row.started_at is None else row.started_at
-        priority = -account.policy.priority, -PRIORITIES[row.priority]
+        priority = -account.team.priority, -PRIORITIES[row.priority]
         sort_key = row.preemptible, *priority, started, row.submitted_at, row.id
         by_line: dict[LineState, int] = {}
         for pool, amount in amounts:

@@ -294,7 +294,7 @@ def holder(row: Workload, placement: Placement) -> EngineWorkload:
     """Return a row that cannot be converted as one that only holds its devices: non-preemptible, and running."""
     return EngineWorkload(
         id=row.id,
-        policy=row.team or "",
+        team=row.team or "",
         profile=row.profile,
         owner=row.owner,
         preemptible=False,
@@ -316,7 +316,7 @@ def as_workload(
     """
     return EngineWorkload(
         id=row.id,
-        policy=row.team or "",
+        team=row.team or "",
         profile=row.profile,
         owner=row.owner,
         kind=row.kind,

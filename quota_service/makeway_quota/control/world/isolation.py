@@ -54,7 +54,7 @@ class Faulty:
         """Return why a workload is left out, by itself or with its queue, team or profile; None if it is not."""
         if not self.reasons:
             return None
-        items = items_of(workload.id, workload.policy, workload.profile)
+        items = items_of(workload.id, workload.team, workload.profile)
         return next((self.reasons[item] for item in items if item in self.reasons), None)
 
     def has_node(self, node: Node) -> bool:
@@ -181,7 +181,7 @@ def _holds(workload: Workload | None) -> object:
     """Return what a workload holds, and for whom; None if it holds nothing."""
     if workload is None or workload.state not in ADMITTED:
         return None
-    return workload.placement, workload.policy, workload.profile, workload.kind
+    return workload.placement, workload.team, workload.profile, workload.kind
 
 
 def changes_without(changes: EngineChanges, faulty: Faulty) -> EngineChanges:
@@ -224,7 +224,7 @@ def items_of(id: str, team: str, profile: str) -> tuple[Item, ...]:
 
 def queue_of(workload: Workload) -> str:
     """Return the queue of a workload, as `team/profile`."""
-    return f"{workload.policy}/{workload.profile}"
+    return f"{workload.team}/{workload.profile}"
 
 
 def _try(snapshot: Snapshot, make_plan: MakePlan, faulty: Faulty) -> tuple[IncrementalEngine, Plan] | Exception:

@@ -118,7 +118,7 @@ def _protected(cluster: Cluster, victims: Sequence[Workload], until: float) -> D
     last = max(protected, key=lambda w: (cluster.protected_until(w), w.id))
     values: dict[str, Number] = {
         "victim": last.id,
-        "team": last.policy,
+        "team": last.team,
         "kind": last.kind,
         "owner": last.owner,
         "gpus": from_milli(cluster.allocations[last.id].amount),

@@ -41,7 +41,7 @@ def _widen(cluster: Cluster, builder: PlanBuilder, allocation: Allocation) -> bo
         allocation.pool,
         allocation.workload.non_preemptible,
     )
-    may_borrow = not non_preemptible and account.policy.weight != "None"
+    may_borrow = not non_preemptible and account.team.weight != "None"
     while len(allocation.parts) < allocation.need.workers and allowed(cluster, account, pool, need.gpus):
         if not may_borrow and not cluster.ledger.in_quota(account, pool.pool.name, need.gpus, non_preemptible):
             break

@@ -67,7 +67,7 @@ def _facts(builder: PlanBuilder, victim: Evict | Move, preemptor: Allocation) ->
     values = {**first.values, **preemptor_values(preemptor.workload, account)}
     if "needs" in values:
         values["needs"] = from_milli(preemptor.need.total)
-    code, own = first.code, values.get("victim_team") == account.policy.name
+    code, own = first.code, values.get("victim_team") == account.team.name
     if code in _OWN_TEAM and not own:
         code = "reclaim"
     elif code == "reclaim" and own:
@@ -76,5 +76,5 @@ def _facts(builder: PlanBuilder, victim: Evict | Move, preemptor: Allocation) ->
 
 
 def _numbers(victim: Evict | Move, preemptor: Allocation) -> dict[str, Number]:
-    changed: dict[str, Number] = {"needs": from_milli(preemptor.need.total), "for_team": preemptor.workload.policy}
+    changed: dict[str, Number] = {"needs": from_milli(preemptor.need.total), "for_team": preemptor.workload.team}
     return {**victim.numbers, **{key: value for key, value in changed.items() if key in victim.numbers}}

@@ -41,7 +41,7 @@ def refuse(cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup) -> None
     for workload in group.members():
         guarantee = account.tightest(pool.pool.name, True)
         reserved, used = (guarantee.reserved, guarantee.used(True)) if guarantee else (0, 0)
-        whose = (guarantee.line.account if guarantee else account).policy.name
+        whose = (guarantee.line.account if guarantee else account).team.name
         holders = tuple((name, from_milli(milli)) for name, milli in _holders(cluster, guarantee))
         code = (
             "no_reservation"
@@ -57,7 +57,7 @@ def refuse(cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup) -> None
             "in_use_by": tuple(f"{name} {amount}" for name, amount in holders),
         }
         values: dict[str, Number] = {**numbers, "team": whose, "pool": pool.pool.name}
-        values["level"] = "team" if whose == account.policy.name else "department"
+        values["level"] = "team" if whose == account.team.name else "department"
         if guarantee is not None and guarantee.beyond:
             values["level"] = "rest"
         fact = Fact(code, values)
@@ -185,12 +185,12 @@ def _never_fits(cluster: Cluster, group: WorkloadGroup, pool: PoolState) -> Reas
 def _not_allowed(cluster: Cluster, group: WorkloadGroup, pool: PoolState) -> Reason | None:
     account, amount, name = group.account, group.need.total, pool.pool.name
     in_quota = cluster.ledger.in_quota(account, name, amount, group.non_preemptible)
-    if amount and not in_quota and (group.non_preemptible or account.policy.weight == "None"):
+    if amount and not in_quota and (group.non_preemptible or account.team.weight == "None"):
         tightest = account.tightest(name, group.non_preemptible)
         reserved, used = (tightest.reserved, tightest.used(group.non_preemptible)) if tightest else (0, 0)
         used = used if tightest else account.in_pool.get(name, 0)
         code = "never_over_quota" if group.non_preemptible else "team_never_over_quota"
-        whose = tightest.line.account.policy.name if tightest else account.policy.name
+        whose = tightest.line.account.team.name if tightest else account.team.name
         values = {"team": whose, "uses": from_milli(used), "reserved": from_milli(reserved)}
         fact = Fact(code, {**_request(group), **values})
         return Reason("never_over_quota", "over_quota", (fact,), _quota(amount, used, reserved))
@@ -198,7 +198,7 @@ def _not_allowed(cluster: Cluster, group: WorkloadGroup, pool: PoolState) -> Rea
     if line is not None and line.quota.limit is not None:
         used, limit = max(line.now, line.future), line.quota.limit
         numbers: dict[str, Number] = {"needs": from_milli(amount), "uses": from_milli(used), "limit": from_milli(limit)}
-        numbers["team"] = line.account.policy.name
+        numbers["team"] = line.account.team.name
         code = "limit_with_nominations" if line.future > line.now else "limit"
         return Reason("limit", "limit", (Fact(code, {**_request(group), **numbers}),), numbers)
     capacity = pool.pool.capacity
@@ -236,7 +236,7 @@ def _held(cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup, pool: Po
         **numbers,
         "held_kind": hold.workload.kind,
         "held_owner": hold.workload.owner,
-        "held_team": hold.group.account.policy.name,
+        "held_team": hold.group.account.team.name,
         "held_needs": from_milli(hold.group.need.total),
         "waited": cluster.now - hold.workload.submitted_at,
         "pool": hold.pool.pool.name,
@@ -246,7 +246,7 @@ def _held(cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup, pool: Po
     if line is not None and line.quota.limit is not None:
         code = "held_limit"
         values |= {
-            "team": line.account.policy.name,
+            "team": line.account.team.name,
             "uses": from_milli(line.now),
             "limit": from_milli(line.quota.limit),
         }
@@ -263,7 +263,7 @@ def _beside_guaranteed(cluster: Cluster, group: WorkloadGroup, pool: PoolState) 
     pool = next(iter(keeping), pool)
     name = pool.pool.name
     lines = [(account, line) for account in cluster.ledger.accounts.values() for line in account.reserving(name)]
-    teams = dict.fromkeys(a.policy.name for a, line in lines if line.quota.reserved > max(line.now, line.future))
+    teams = dict.fromkeys(a.team.name for a, line in lines if line.quota.reserved > max(line.now, line.future))
     smallest = next(filter(None, (pool.smallest(node.node.model) for node in pool.nodes if node.usable)), need)
     kept = from_milli(min(pool.guaranteed(), max(pool.free, pool.future, 0)))
     numbers: dict[str, Number] = {"needs": 0, "kept": kept, "guaranteed_to": tuple(sorted(teams)), "pool": name}
@@ -283,7 +283,7 @@ def _static(cluster: Cluster, group: WorkloadGroup, pool: PoolState) -> Reason |
     if line is not None and _fits(cluster, pool, need, "free"):
         kept = max(line.kept_free(False), line.kept_free(True))
         numbers: dict[str, Number] = {"needs": from_milli(need.total), "kept": from_milli(kept)}
-        numbers["team"] = line.account.policy.name
+        numbers["team"] = line.account.team.name
         code = "kept_partly" if line.unlent < line.quota.reserved else "kept"
         return Reason("static_quota", "lend", (Fact(code, {**_request(group), **numbers, "pool": name}),), numbers)
     return None

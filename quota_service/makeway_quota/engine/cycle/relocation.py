@@ -199,7 +199,7 @@ def _freed(builder: PlanBuilder, moving: Workload) -> list[_Freed]:
         if move.rule == "shrink":
             gang = allocations[move.id]
             freed.append(_Freed(gang, gang.amount - gang.need.gpus * len(move.to), workloads[move.preemptor]))
-    return [item for item in freed if item.amount and item.victim.workload.policy != item.preemptor.policy]
+    return [item for item in freed if item.amount and item.victim.workload.team != item.preemptor.team]
 
 
 def _made_candidates(builder: PlanBuilder, withdrawn: Sequence[Allocation], moving: Workload) -> list[Allocation]:

@@ -1,6 +1,6 @@
 """Serve the classes of pending workloads in order, until nothing changes any more (rule 3).
 
-Called by the admission cycle (schedule.py). A start over quota can put its policy above its reservation, and an
+Called by the admission cycle (schedule.py). A start over quota can put its team above its reservation, and an
 eviction can free more than its preemptor needs: both may help a workload that was denied before. Deciding that in
 further rounds of the same cycle keeps plans stable: planning again with nothing changed yields an empty plan (I7).
 """
@@ -97,7 +97,7 @@ class Rounds:
     def _only_took_room(self, before: Progress) -> bool:
         """Whether the round only used up room, from the view of work over quota.
 
-        Otherwise there may be new candidates: of policies beyond their fair share now, or of the own policy,
+        Otherwise there may be new candidates: of teams beyond their fair share now, or of the own team,
         where a start used GPUs that were about to be free.
         """
         builder, cluster = self.builder, self.cluster
@@ -111,8 +111,8 @@ class Rounds:
     def _quota_gains_nothing(self, before: Progress) -> bool:
         """Whether the starts of the round made no work a candidate that work in quota could evict.
 
-        A start is a candidate once its policy is above its reservation; with departments also once its department is,
-        and for non-preemptible work of its own policy always.
+        A start is a candidate once its team is above its reservation; with departments also once its department is,
+        and for non-preemptible work of its own team always.
         """
         if self.cluster.nominations:
             return False

@@ -167,4 +167,4 @@ def _may_evict(cluster: Cluster, group: WorkloadGroup, pools: list[PoolState]) -
     """Whether there may be victims for a workload over quota."""
     if cluster.settings.fair_share == "reclaim":
         return True
-    return cluster.lowest(group.account.policy.name, cluster.reach(group.account, pools)) < group.priority
+    return cluster.lowest(group.account.team.name, cluster.reach(group.account, pools)) < group.priority

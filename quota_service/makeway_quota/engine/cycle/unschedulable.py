@@ -54,7 +54,7 @@ class Unschedulable:
         pools = self._open(group)
         known = pools is group.pools and not self.cluster.hosts
         reached = group.candidate_pools if known else self.cluster.reach(group.account, pools)
-        if not pools or self.cluster.lowest(group.account.policy.name, reached) >= group.priority:
+        if not pools or self.cluster.lowest(group.account.team.name, reached) >= group.priority:
             return False
         key = (group.rights_class, group.request_class, group.priority)
         if key not in self.may_evict:
@@ -62,12 +62,12 @@ class Unschedulable:
         return self.may_evict[key]
 
     def _enough(self, group: WorkloadGroup, pool: PoolState) -> bool:
-        """Whether there could be room in a pool without the lower-priority work of its policy (whole GPUs only)."""
+        """Whether there could be room in a pool without the lower-priority work of its team (whole GPUs only)."""
         whole = group.need.whole_devices
         if not whole:
             return True
         freed: dict[int, int] = {}
-        for allocation in self.cluster.less_than(pool, group.account.policy.name, group.priority):
+        for allocation in self.cluster.less_than(pool, group.account.team.name, group.priority):
             for part in allocation.parts_in(pool):
                 at = part.node.position
                 freed[at] = freed.get(at, 0) + len(part.devices)

@@ -136,7 +136,7 @@ def _is_unchanged(cluster: ClusterState, workload: Workload, allocation: Allocat
 
 def _counts_as(workload: Workload) -> tuple[object, ...]:
     w = workload
-    return w.policy, w.profile, w.owner, w.non_preemptible, w.priority
+    return w.team, w.profile, w.owner, w.non_preemptible, w.priority
 
 
 def _keep(cluster: ClusterState, allocation: Allocation, workload: Workload) -> None:

@@ -89,9 +89,9 @@ class ClusterState:
         self.endings: dict[LineState, Any] = {}
         """Line to the expected ends of the allocations that count on its limit, kept from one cycle to the next."""
         self.lowest_priorities: dict[str, dict[str, int]] = {}
-        """Pool to policy to the lowest priority among its preemptible work there."""
+        """Pool to team to the lowest priority among its preemptible work there."""
         self.preemptible: dict[tuple[str, str], dict[str, Allocation]] = {}
-        """Pool and policy to the preemptible work there, by id."""
+        """Pool and team to the preemptible work there, by id."""
         self.without_gpus: dict[str, dict[str, Allocation]] = {}
         """Pool to the preemptible work there that holds no GPUs, by id."""
         self.yielding: set[str] = set()
@@ -101,7 +101,7 @@ class ClusterState:
         self.terminating_for: dict[str, list[Allocation]] = {}
         self.hosts, self.late = {}, Late()
         self.attached: dict[tuple[str, str], bool] = {}
-        """Team and profile to whether the policy may use the profile."""
+        """Team and profile to whether the team may use the profile."""
         self._priorities: dict[tuple[str, str], dict[int, int]] = {}
         self.fresh: dict[str, Allocation] = {}
         """Starts of this plan, or of the last one, that no snapshot has confirmed yet."""
@@ -139,8 +139,8 @@ class ClusterState:
 
     def account(self, workload: Workload) -> Account:
         """Return the account that a workload counts on."""
-        account = self.ledger.accounts.get(workload.policy)
-        return account if account is not None else self.ledger.account(workload.policy)
+        account = self.ledger.accounts.get(workload.team)
+        return account if account is not None else self.ledger.account(workload.team)
 
     def pools_of(self, workload: Workload) -> tuple[PoolState, ...]:
         """List the pools a workload may use, first choice first."""
@@ -204,9 +204,9 @@ class ClusterState:
             result.append(allocation)
         return result
 
-    def less_than(self, pool: PoolState, policy: str, priority: int) -> Iterator[Allocation]:
-        """List what a policy's preemptible work of a lower priority in a pool has that can be evicted."""
-        for allocation in self.preemptible.get((pool.pool.name, policy), {}).values():
+    def less_than(self, pool: PoolState, team: str, priority: int) -> Iterator[Allocation]:
+        """List what a team's preemptible work of a lower priority in a pool has that can be evicted."""
+        for allocation in self.preemptible.get((pool.pool.name, team), {}).values():
             victim = self.evictable(allocation)
             if victim is not None and self.is_below(allocation.workload, priority):
                 yield victim
@@ -224,7 +224,7 @@ class ClusterState:
         return [self.pools[name] for name in names]
 
     def is_below(self, workload: Workload, priority: int) -> bool:
-        """Whether a workload's priority is lower than this, so that work of its own policy may evict it (rule 5.7)."""
+        """Whether a workload's priority is lower than this, so that work of its own team may evict it (rule 5.7)."""
         return self.priority(workload) < priority
 
     def is_protected(self, workload: Workload) -> bool:
@@ -250,14 +250,14 @@ class ClusterState:
         finally:
             self.rankings, self._protection_at = rankings, None
 
-    def lowest(self, policy: str, pools: Iterable[PoolState]) -> int:
-        """Return the lowest priority among a policy's candidates for its own work in these pools; else NO_PRIORITY."""
+    def lowest(self, team: str, pools: Iterable[PoolState]) -> int:
+        """Return the lowest priority among a team's candidates for its own work in these pools; else NO_PRIORITY."""
         result = NO_PRIORITY
         if self.settings.in_team_preemption:
             for pool in pools:
                 teams = self.lowest_priorities.get(pool.pool.name)
-                if teams and policy in teams:
-                    result = min(result, teams[policy])
+                if teams and team in teams:
+                    result = min(result, teams[team])
         return result
 
     @property
@@ -438,7 +438,7 @@ class ClusterState:
             light = self.without_gpus.setdefault(pool, {})
             light.update({workload.id: allocation}) if sign > 0 else light.pop(workload.id)
             return
-        key = (pool, workload.policy)
+        key = (pool, workload.team)
         if sign > 0:
             self.preemptible.setdefault(key, {})[workload.id] = allocation
         else:
@@ -450,9 +450,9 @@ class ClusterState:
             del many[priority]
         lowest = self.lowest_priorities.setdefault(pool, {})
         if many:
-            lowest[workload.policy] = min(many)
+            lowest[workload.team] = min(many)
         else:
-            del lowest[workload.policy]
+            del lowest[workload.team]
 
     def note(self, allocation: Allocation) -> None:
         """Record a changed end of an allocation on the limits that count it."""

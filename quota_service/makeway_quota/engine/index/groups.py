@@ -243,7 +243,7 @@ class PendingWorkloads:
         own = w.id if self._nominated(w.id) else ""
         limit = cluster.time_limit(w) if self._by_time else None
         priority = cluster.priority(w)
-        key = (own, w.policy, w.profile, need, w.non_preemptible, w.kind, priority, patient, limit)
+        key = (own, w.team, w.profile, need, w.non_preemptible, w.kind, priority, patient, limit)
         group = self._groups.get(key)
         if group is None:
             group = self._empty.pop(key, None) or self._made(w, need, patient, bool(own))
@@ -263,10 +263,10 @@ class PendingWorkloads:
         group.is_protected_session = w.non_preemptible and w.kind == "session"
         group.total = need.total
         group.candidate_pools = self.cluster.reach(group.account, pools) if group.account.is_limited else pools
-        group.borrows = not need.total or (not w.non_preemptible and group.account.policy.weight != "None")
-        group.rights_class = self._number((w.policy, names, w.non_preemptible))
+        group.borrows = not need.total or (not w.non_preemptible and group.account.team.weight != "None")
+        group.rights_class = self._number((w.team, names, w.non_preemptible))
         group.request_class = self._number((need, names))
-        group.reason_class = self._number((w.policy, need, names, w.non_preemptible, w.kind, patient))
+        group.reason_class = self._number((w.team, need, names, w.non_preemptible, w.kind, patient))
         return group
 
     def group_of(self, workload: Workload) -> WorkloadGroup:
@@ -300,8 +300,8 @@ class PendingWorkloads:
 
 def cannot_start_at_all(cluster: Cluster, workload: Workload) -> Waiting | None:
     """Return why a workload may not start at all (closed or paused queue, no pool of its profile); else None."""
-    queue = f"{workload.policy}/{workload.profile}"
-    if not _open(cluster, workload.policy, workload.profile):
+    queue = f"{workload.team}/{workload.profile}"
+    if not _open(cluster, workload.team, workload.profile):
         closed = Fact("queue_closed", {"queue": queue, "kind": workload.kind})
         return Waiting(workload.id, "queue_closed", "queue", (closed,), {"queue": queue})
     if workload.paused or queue in cluster.paused:
@@ -314,10 +314,10 @@ def cannot_start_at_all(cluster: Cluster, workload: Workload) -> Waiting | None:
     return None
 
 
-def _open(cluster: Cluster, policy: str, profile: str) -> bool:
-    """Whether a profile is attached to a policy, and both still exist."""
-    asked = (policy, profile)
+def _open(cluster: Cluster, team: str, profile: str) -> bool:
+    """Whether a profile is attached to a team, and both still exist."""
+    asked = (team, profile)
     if asked not in cluster.attached:
-        known = policy in cluster.policies and profile in cluster.profiles
-        cluster.attached[asked] = known and any(policy in names for names in cluster.profiles[profile].policies)
+        known = team in cluster.policies and profile in cluster.profiles
+        cluster.attached[asked] = known and any(team in names for names in cluster.profiles[profile].policies)
     return cluster.attached[asked]

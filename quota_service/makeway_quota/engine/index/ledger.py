@@ -98,11 +98,11 @@ class Guarantee(NamedTuple):
 
 
 class Account:
-    """One policy with its lines; `chain` is itself, its department, and so on up."""
+    """One team with its lines; `chain` is itself, its department, and so on up."""
 
-    def __init__(self, policy: TeamQuota) -> None:
-        self.policy = policy
-        self.lines = tuple(LineState(self, quota) for quota in policy.quotas)
+    def __init__(self, team: TeamQuota) -> None:
+        self.team = team
+        self.lines = tuple(LineState(self, quota) for quota in team.quotas)
         self.parent: Account | None = None
         self.children: list[Account] = []
         self.own: dict[str, tuple[int, int]] = {}
@@ -201,9 +201,9 @@ class Account:
         while waiting:
             child = waiting.pop()
             if child in seen:
-                continue  # policies that are each other's departments
+                continue  # teams that are each other's departments
             seen.add(child)
-            own = reserved_within(child.policy, quota)
+            own = reserved_within(child.team, quota)
             total += own
             waiting += () if own else child.children
         return total
@@ -260,17 +260,17 @@ class Account:
         return self.shares(pool)[-1]
 
     def _share(self, pool: str) -> int:
-        return over_per_weight(self.over(pool) + self.policy.history, self.policy.weight)
+        return over_per_weight(self.over(pool) + self.team.history, self.team.weight)
 
 
 class Ledger:
     """All accounts, and the checks of a request against them."""
 
     def __init__(self, policies: Iterable[TeamQuota]) -> None:
-        self.accounts = {policy.name: Account(policy) for policy in policies}
+        self.accounts = {team.name: Account(team) for team in policies}
         for account in self.accounts.values():
-            if account.policy.parent is not None:
-                account.parent = self.accounts.get(account.policy.parent)
+            if account.team.parent is not None:
+                account.parent = self.accounts.get(account.team.parent)
             if account.parent is not None:
                 account.parent.children.append(account)
         self.nested = any(account.parent for account in self.accounts.values())
@@ -278,7 +278,7 @@ class Ledger:
         self.changed: list[Account] = []
         """The accounts whose usage or nominations changed, one entry for each time."""
         self.lines = [(name, line) for name, account in sorted(self.accounts.items()) for line in account.lines]
-        """All lines with the names of their policies, in the order of names."""
+        """All lines with the names of their teams, in the order of names."""
         self.unlent_lines = tuple(line for a in self.accounts.values() for line in a.lines if line.unlent)
         self.counts_twice = len({line.account for line in self.unlent_lines}) < len(self.unlent_lines)
         """Whether a start can count on several static quotas, so that other teams may use more GPUs after it."""
@@ -293,7 +293,7 @@ class Ledger:
         return self.accounts.values() if self.nested else (account,)
 
     def account(self, name: str) -> Account:
-        """Return a policy's account; work of a deleted policy counts on one that reserves nothing."""
+        """Return a team's account; work of a deleted team counts on one that reserves nothing."""
         if name not in self.accounts:
             self.accounts[name] = Account(TeamQuota(name, weight="None"))
         return self.accounts[name]
@@ -423,9 +423,9 @@ def is_within(quota: QuotaLine, other: QuotaLine) -> bool:
     return not other.pools or (bool(quota.pools) and set(quota.pools) <= set(other.pools))
 
 
-def reserved_within(policy: TeamQuota, quota: QuotaLine) -> int:
-    """Return what a policy's own lines reserve of a department's line; one within another of them adds nothing."""
-    within = [line for line in policy.quotas if line.reserved > 0 and is_within(line, quota)]
+def reserved_within(team: TeamQuota, quota: QuotaLine) -> int:
+    """Return what a team's own lines reserve of a department's line; one within another of them adds nothing."""
+    within = [line for line in team.quotas if line.reserved > 0 and is_within(line, quota)]
     outer = [
         line for line in within if not any(is_within(line, other) and not is_within(other, line) for other in within)
     ]

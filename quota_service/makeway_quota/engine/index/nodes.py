@@ -249,7 +249,7 @@ class Allocation:
         return sum([amount for other, amount in self.shares if other is pool])
 
     def counts_on(self, quota: QuotaLine) -> int:
-        """Return the milli-GPUs that count on a line of its policy, or of a department above it."""
+        """Return the milli-GPUs that count on a line of its team, or of a department above it."""
         if not self.shares:
             return self.amount if quota.covers(self.pool.pool.name) else 0
         return sum([amount for pool, amount in self.shares if quota.covers(pool.pool.name)])

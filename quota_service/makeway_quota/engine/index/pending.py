@@ -71,8 +71,8 @@ class Pending(Sequence[Waiting]):
         if workload.id in self.single:
             return self.single[workload.id]
         for _, members, reason in self.groups:
-            first = members[0]  # a group has one policy and profile
-            alike = first.policy == workload.policy and first.profile == workload.profile
+            first = members[0]  # a group has one team and profile
+            alike = first.team == workload.team and first.profile == workload.profile
             if alike and any(member.id == workload.id for member in members):
                 return reason.to(workload)
         raise KeyError(workload.id)

@@ -376,7 +376,7 @@ class Cycle:
             team = [
                 q
                 for q in self.starvation_candidates
-                if q.members and q.policy == group.policy and q.priority > group.priority
+                if q.members and q.team == group.team and q.priority > group.priority
             ]
             pools = [
                 pool for pool in free if not (team and would_be_preempted_in_team(self.cluster, group, pool, team))

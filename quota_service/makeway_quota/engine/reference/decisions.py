@@ -128,7 +128,7 @@ class Decisions:
         """Add workers to a gang that this plan started, as long as there is room and its quota admits them."""
         cluster, need, workload = self.cluster, replace(allocation.need, min_workers=1, workers=1), allocation.workload
         chain, pool = allocation.chain, allocation.pool
-        borrows = not workload.non_preemptible and cluster.policy(workload.policy).weight != "None"
+        borrows = not workload.non_preemptible and cluster.team(workload.team).weight != "None"
         while len(allocation.parts) < allocation.need.workers and allowed(cluster, chain, pool, need.gpus):
             if not borrows and not in_quota(cluster, chain, pool, need.gpus, workload.non_preemptible):
                 break

@@ -96,8 +96,8 @@ def _claimed(cluster: Cluster, line: TeamQuotaLine, claims: Sequence[Claim], bey
     """Return what claims count on a line, each once; `beyond`: where no level below the line reserves anything."""
     total = 0
     for group, pools in claims:
-        if line.policy in group.chain:
-            below = group.chain[: group.chain.index(line.policy)]
+        if line.team in group.chain:
+            below = group.chain[: group.chain.index(line.team)]
             counted = [
                 pool
                 for pool in pools

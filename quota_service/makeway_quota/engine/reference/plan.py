@@ -59,8 +59,8 @@ def schedule(snapshot: Snapshot) -> Plan:
         terminating=tuple(w.id for w in told.values() if w.state == "checkpointing"),
         usage=tuple(
             _usage(cluster, TeamQuotaLine(name, quota))
-            for name, policy in cluster.policies.items()
-            for quota in policy.quotas
+            for name, team in cluster.policies.items()
+            for quota in team.quotas
         ),
         demand=find_demand(cluster, waits),
     )
@@ -169,4 +169,4 @@ def _refusal(name: str) -> Refusal:
 
 def _usage(cluster: Cluster, line: TeamQuotaLine) -> LineUsage:
     counted, quota = counts(cluster, line), line.quota
-    return LineUsage(line.policy, quota.pools, quota.reserved, quota.limit, counted.now, counted.non_preemptible)
+    return LineUsage(line.team, quota.pools, quota.reserved, quota.limit, counted.now, counted.non_preemptible)

@@ -173,13 +173,13 @@ def _made_candidates(
         victim, preemptor = trial.running[name], trial.live[eviction.preemptor]
         amount = victim.amount - victim.need.gpus * len(eviction.to)
         leaves = eviction.right is not None and name != moving.id and amount
-        if leaves and victim.workload.policy != preemptor.policy:
+        if leaves and victim.workload.team != preemptor.team:
             freed.append((victim, amount))
             preemptors.append(preemptor)
     result: list[Allocation] = []
     for (victim, _), preemptor in zip(freed, preemptors, strict=True):
         place = trial.nominations.get(preemptor.id) or trial.running.get(preemptor.id)
-        own, chain = place.pool if place else victim.pool, trial.chain(preemptor.policy)
+        own, chain = place.pool if place else victim.pool, trial.chain(preemptor.team)
         if not is_above_reservation(trial, victim, own, Request(chain), (), freed):
             at = victim.nearest(own)
             lines = [line for level in victim.chain for line in reserving(trial, level, at)]

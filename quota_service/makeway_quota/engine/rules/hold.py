@@ -166,7 +166,7 @@ def starving(cluster: Cluster, groups: Iterable[WorkloadGroup]) -> list[tuple[Wo
     """
     oldest: dict[Hashable, tuple[WorkloadGroup, Workload]] = {}
     for group in groups:
-        if not group.total or group.is_protected_session or group.account.policy.weight == "Lowest":
+        if not group.total or group.is_protected_session or group.account.team.weight == "Lowest":
             continue
         for head in group.heads():
             if not cluster.waits_too_long(head) or head.id in cluster.nominations:
@@ -220,7 +220,7 @@ def _helps(cluster: Cluster, group: WorkloadGroup, pool: PoolState) -> bool:
     """Whether a hold could let a workload of the group start in a pool."""
     name, amount = pool.pool.name, group.need.total
     in_quota = cluster.ledger.in_quota(group.account, name, amount, group.non_preemptible)
-    if not in_quota and (group.non_preemptible or group.account.policy.weight == "None"):
+    if not in_quota and (group.non_preemptible or group.account.team.weight == "None"):
         return False
     if static_quota(cluster, group.account, pool, amount, True) is not None or _never(group, pool):
         return False

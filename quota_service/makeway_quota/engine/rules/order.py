@@ -17,19 +17,19 @@ _MAX_IN_VAIN = 16
 """After so many unschedulable groups in a row, all remaining groups are checked at once."""
 
 
-def rank_in_profile(profile: Profile, policy: str) -> int:
-    """Return the policy's rank in the profile; unnamed policies come last."""
-    return next((at for at, names in enumerate(profile.policies) if policy in names), len(profile.policies))
+def rank_in_profile(profile: Profile, team: str) -> int:
+    """Return the team's rank in the profile; unnamed teams come last."""
+    return next((at for at, names in enumerate(profile.policies) if team in names), len(profile.policies))
 
 
 def rank(group: WorkloadGroup, pool: PoolState) -> tuple[int, int, int]:
-    """Return the ranks of a group in a pool: profile in the pool, policy in the profile, policy priority."""
+    """Return the ranks of a group in a pool: profile in the pool, team in the profile, the team's priority."""
     known = group.ranks.get(pool.pool.name)
     if known is None:
         known = group.ranks[pool.pool.name] = (
             pool.rank.get(group.profile.name, len(pool.rank)),
-            rank_in_profile(group.profile, group.account.policy.name),
-            -group.account.policy.priority,
+            rank_in_profile(group.profile, group.account.team.name),
+            -group.account.team.priority,
         )
     return known
 
@@ -41,7 +41,7 @@ def common(group: WorkloadGroup, pool: PoolState, over_quota: bool) -> Key:
     keys = group.keys[over_quota]
     known = keys.get(name)
     if known is None or known[-2] is not shares:
-        last = over_quota and account.policy.weight == "Lowest"
+        last = over_quota and account.team.weight == "Lowest"
         known = keys[name] = (not group.nominated, last, *rank(group, pool), shares, -group.priority)
     return known
 

@@ -204,7 +204,7 @@ def _ranking(preemptor: Preemptor, kind: type[NodeVictims]) -> Ranking:
     if preemptor.rights not in _SHARED or kind is not NodeVictims:
         return Ranking(best_on)
     is_job = preemptor.workload.kind == "job"
-    alike = (preemptor.need, preemptor.account.policy.name, preemptor.pool.pool.name, preemptor.rights, is_job)
+    alike = (preemptor.need, preemptor.account.team.name, preemptor.pool.pool.name, preemptor.rights, is_job)
     ranking: Ranking = preemptor.cluster.rankings.setdefault(alike, Ranking(best_on))
     return ranking
 

@@ -13,20 +13,20 @@ from ..snapshot import Snapshot
 
 
 def line_usage(cluster: Cluster) -> tuple[LineUsage, ...]:
-    """Return what every quota line counts, in the order of policy names."""
+    """Return what every quota line counts, in the order of team names."""
     return tuple([line.reported or _report(name, line) for name, line in cluster.ledger.lines])
 
 
-def _report(policy: str, line: LineState) -> LineUsage:
+def _report(team: str, line: LineState) -> LineUsage:
     line.reported = LineUsage(
-        policy, line.quota.pools, line.quota.reserved, line.quota.limit, line.now, line.non_preemptible
+        team, line.quota.pools, line.quota.reserved, line.quota.limit, line.now, line.non_preemptible
     )
     return line.reported
 
 
 @dataclass(frozen=True, slots=True)
 class TeamCount:
-    """What one policy reserves, uses, borrows and lends, in milli-GPUs; see `TeamUsage`."""
+    """What one team reserves, uses, borrows and lends, in milli-GPUs; see `TeamUsage`."""
 
     reserved: int
     limit: int | None
@@ -42,7 +42,7 @@ UsageByPool = Mapping[str, Mapping[str, tuple[int, int]]]
 
 
 def usage_by_team(snapshot: Snapshot) -> tuple[TeamUsage, ...]:
-    """Count reserved, used, borrowed, lent and free GPUs of every policy, in the order of names."""
+    """Count reserved, used, borrowed, lent and free GPUs of every team, in the order of names."""
     cluster = Cluster(snapshot)
     totals = {name: pool.total for name, pool in cluster.pools.items()}
     counted = count_usage(cluster.ledger, totals, _usage_by_pool(cluster))
@@ -50,7 +50,7 @@ def usage_by_team(snapshot: Snapshot) -> tuple[TeamUsage, ...]:
 
 
 def count_usage(ledger: Ledger, totals: Mapping[str, int], used: UsageByPool) -> dict[str, TeamCount]:
-    """Count every policy's usage, by name, from a ledger, the GPUs of every pool and what is used there."""
+    """Count every team's usage, by name, from a ledger, the GPUs of every pool and what is used there."""
     accounts = sorted(ledger.accounts.items())
     idle = {name: sum(max(0, line.quota.reserved - line.now) for line in a.lines) for name, a in accounts}
     borrowed = {name: _borrowed(account, totals, used.get(name, {})) for name, account in accounts}
@@ -78,9 +78,9 @@ def _usage_by_pool(cluster: Cluster) -> UsageByPool:
 def add_usage(
     used: dict[str, dict[str, tuple[int, int]]], account: Account, pool: str, non_preemptible: int, total: int
 ) -> None:
-    """Add to the usage of a policy and its departments in a pool: that of non-preemptible work, and the total."""
+    """Add to the usage of a team and its departments in a pool: that of non-preemptible work, and the total."""
     for level in account.chain:
-        pools = used.setdefault(level.policy.name, {})
+        pools = used.setdefault(level.team.name, {})
         before = pools.get(pool, (0, 0))
         pools[pool] = (before[0] + non_preemptible, before[1] + total)
 
@@ -115,7 +115,7 @@ def _loans(
         unreserved -= min(wanted, unreserved)
         if not amount:
             continue
-        family = {a.policy.name for a in ledger.accounts[name].chain}
+        family = {a.team.name for a in ledger.accounts[name].chain}
         for lender in sorted(remaining, key=lambda n: (-remaining[n], n)):
             if lender in family:
                 continue
@@ -150,7 +150,7 @@ def _team(cluster: Cluster, name: str, count: TeamCount) -> TeamUsage:
     account = cluster.ledger.accounts[name]
     pools = _pools(cluster, account)
     return TeamUsage(
-        policy=name,
+        team=name,
         reserved=count.reserved,
         limit=count.limit,
         guaranteed=count.guaranteed,

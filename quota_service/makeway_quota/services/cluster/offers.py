@@ -100,29 +100,29 @@ class OfferService:
     async def _offer(self, offer: EngineOffer, kind: Kind) -> Offer:
         rows = await self._context.world.rows()
         document = self._context.document
-        message = sentence(offer.facts, names_of(document.policies, rows, document).to(offer.policy))
+        message = sentence(offer.facts, names_of(document.policies, rows, document).to(offer.team))
         return Offer(
             profile=offer.profile,
-            team=offer.policy,
-            team_title=self._context.title(offer.policy),
+            team=offer.team,
+            team_title=self._context.title(offer.team),
             kind=kind,
             code=OFFER_CODES.get(offer.code, offer.code),
             message=message,
             seconds=None if offer.seconds is None or offer.code in ("wait", "refused") else round(offer.seconds),
-            victims=[await self._victim(victim, offer.policy) for victim in (*offer.victims, *offer.moved)],
+            victims=[await self._victim(victim, offer.team) for victim in (*offer.victims, *offer.moved)],
             reason=Reason(code=offer.reason, message=message, numbers=dict(offer.numbers)),
         )
 
     async def _victim(self, victim: OfferVictim, team: str) -> Victim:
         """Return a victim as the members of a team see it: that of another team is a job of that team, no more."""
-        title = self._context.title(victim.policy)
-        if victim.policy != team:
-            return Victim(id="", name="", team=victim.policy, team_title=title, owner="", gpus=gpu(victim.gpus))
+        title = self._context.title(victim.team)
+        if victim.team != team:
+            return Victim(id="", name="", team=victim.team, team_title=title, owner="", gpus=gpu(victim.gpus))
         row = await self._context.world.row(victim.id)
         return Victim(
             id=victim.id,
             name=row.name if row else victim.id,
-            team=victim.policy,
+            team=victim.team,
             team_title=title,
             owner=victim.owner,
             gpus=gpu(victim.gpus),

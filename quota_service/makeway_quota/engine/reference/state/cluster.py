@@ -44,7 +44,7 @@ class FreeResources(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What a workload holds, or (as a nomination) will hold. `chain` names its policy and the departments above it.
+    """What a workload holds, or (as a nomination) will hold. `chain` names its team and the departments above it.
 
     `fresh`: started by this very plan, so it can be withdrawn but not evicted.
     """
@@ -163,7 +163,7 @@ class Cluster:
         amount = sum(amounts.values()) if workload.placement else need.total
         shares = tuple(amounts.items()) if len(amounts) > 1 else ()
         fixed = bool(shares) or first not in serving
-        return Allocation(workload, need, first, (), amount, self.chain(workload.policy), False, shares, fixed)
+        return Allocation(workload, need, first, (), amount, self.chain(workload.team), False, shares, fixed)
 
     def _place_on(self, node: Node) -> None:
         """Place what runs on a node: known devices first, then by age on the lowest free ones."""
@@ -239,17 +239,17 @@ class Cluster:
         """Return what a workload requests."""
         return need_of(workload, self.profiles.get(workload.profile))
 
-    def chain(self, policy: str) -> tuple[str, ...]:
-        """Return the policy and its departments, nearest first."""
-        result = [policy]
-        at = self.policies[policy].parent if policy in self.policies else None
+    def chain(self, team: str) -> tuple[str, ...]:
+        """Return the team and its departments, nearest first."""
+        result = [team]
+        at = self.policies[team].parent if team in self.policies else None
         while at is not None and at in self.policies and at not in result:
             result.append(at)
             at = self.policies[at].parent
         return tuple(result)
 
-    def policy(self, name: str) -> TeamQuota:
-        """Return a policy; one that was deleted reserves nothing and never runs over quota."""
+    def team(self, name: str) -> TeamQuota:
+        """Return a team; one that was deleted reserves nothing and never runs over quota."""
         return self.policies[name] if name in self.policies else TeamQuota(name, weight="None")
 
     def pools_of(self, workload: Workload) -> tuple[str, ...]:
@@ -420,7 +420,7 @@ class Cluster:
     def allocation(self, workload: Workload, parts: Sequence[WorkerPlacement], fresh: bool = False) -> Allocation:
         """Return the allocation of a workload on these parts."""
         need = self.need(workload)
-        pool, chain = self.nodes[parts[0].node].pool, self.chain(workload.policy)
+        pool, chain = self.nodes[parts[0].node].pool, self.chain(workload.team)
         return Allocation(workload, need, pool, tuple(parts), need.gpus * len(parts), chain, fresh)
 
     def start(self, workload: Workload, parts: Sequence[WorkerPlacement]) -> Allocation:

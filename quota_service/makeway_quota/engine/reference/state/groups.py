@@ -22,7 +22,7 @@ class WorkloadGroup:
     leaves the admission cycle until its next round.
     """
 
-    policy: str
+    team: str
     profile: Profile
     need: Need
     non_preemptible: bool
@@ -71,7 +71,7 @@ def workload_groups(cluster: Cluster) -> tuple[list[WorkloadGroup], dict[str, tu
         need, priority, patient = cluster.need(w), cluster.priority(w), is_patient(cluster, w)
         own = w.id if w.id in nominated or w.id in cluster.nominations else ""
         limit = cluster.time_limit(w) if late else None
-        key = (own, w.policy, w.profile, need, w.non_preemptible, w.kind, priority, patient, limit)
+        key = (own, w.team, w.profile, need, w.non_preemptible, w.kind, priority, patient, limit)
         if key not in by_key:
             by_key[key] = replace(group_of(cluster, w), nominated=bool(own), members=[])
         by_key[key].members.append(w)
@@ -80,11 +80,11 @@ def workload_groups(cluster: Cluster) -> tuple[list[WorkloadGroup], dict[str, tu
 
 def group_of(cluster: Cluster, workload: Workload) -> WorkloadGroup:
     """Return a group with one workload, for which nothing is nominated."""
-    w, need, chain = workload, cluster.need(workload), cluster.chain(workload.policy)
+    w, need, chain = workload, cluster.need(workload), cluster.chain(workload.team)
     priority, patient, borrow = cluster.priority(w), is_patient(cluster, w), may_borrow(cluster, w)
     profile, pools = cluster.profiles[w.profile], cluster.pools_of(w)
     return WorkloadGroup(
-        w.policy, profile, need, w.non_preemptible, w.kind, priority, patient, False, chain, pools, borrow, [w]
+        w.team, profile, need, w.non_preemptible, w.kind, priority, patient, False, chain, pools, borrow, [w]
     )
 
 
@@ -92,7 +92,7 @@ def may_borrow(cluster: Cluster, workload: Workload) -> bool:
     """Whether a workload may run over quota; without GPUs any may."""
     if not cluster.need(workload).total:
         return True
-    return not workload.non_preemptible and cluster.policy(workload.policy).weight != "None"
+    return not workload.non_preemptible and cluster.team(workload.team).weight != "None"
 
 
 def is_patient(cluster: Cluster, workload: Workload) -> bool:
@@ -107,39 +107,39 @@ def waits_too_long(cluster: Cluster, workload: Workload) -> bool:
 
 def closed(cluster: Cluster, workload: Workload) -> tuple[Code, str] | None:
     """Return (code, rule) if a workload's queue starts nothing at the moment."""
-    queue, profile = f"{workload.policy}/{workload.profile}", cluster.profiles.get(workload.profile)
-    attached = profile is not None and any(workload.policy in names for names in profile.policies)
-    if not attached or workload.policy not in cluster.policies:
+    queue, profile = f"{workload.team}/{workload.profile}", cluster.profiles.get(workload.profile)
+    attached = profile is not None and any(workload.team in names for names in profile.policies)
+    if not attached or workload.team not in cluster.policies:
         return "queue_closed", "queue"
     if workload.paused or queue in cluster.snapshot.paused:
         return "paused", "queue"
     return None if cluster.pools_of(workload) else ("too_large", "place")
 
 
-def rank(cluster: Cluster, policy: str, profile: Profile | None, pool: str) -> tuple[int, int]:
-    """Return the rank of the profile in the pool and of the policy in the profile; unnamed ones come last."""
+def rank(cluster: Cluster, team: str, profile: Profile | None, pool: str) -> tuple[int, int]:
+    """Return the rank of the profile in the pool and of the team in the profile; unnamed ones come last."""
     names = cluster.pools[pool].profiles
     in_pool = names.index(profile.name) if profile is not None and profile.name in names else len(set(names))
     ranks = profile.policies if profile is not None else ()
-    return in_pool, next((at for at, names in enumerate(ranks) if policy in names), len(ranks))
+    return in_pool, next((at for at, names in enumerate(ranks) if team in names), len(ranks))
 
 
 def full_rank(cluster: Cluster, group: WorkloadGroup, pool: str) -> tuple[int, int, int]:
-    """Return the ranks of a group in a pool, policy priority included."""
-    return (*rank(cluster, group.policy, group.profile, pool), -cluster.policy(group.policy).priority)
+    """Return the ranks of a group in a pool, the team's priority included."""
+    return (*rank(cluster, group.team, group.profile, pool), -cluster.team(group.team).priority)
 
 
 def common(cluster: Cluster, group: WorkloadGroup, pool: str, over_quota: bool) -> Key:
     """Return the part of the order that a whole group shares."""
-    policy = cluster.policy(group.policy)
-    share = shares(cluster, group.policy, pool) if over_quota else (0,)
-    last = over_quota and policy.weight == "Lowest"
+    team = cluster.team(group.team)
+    share = shares(cluster, group.team, pool) if over_quota else (0,)
+    last = over_quota and team.weight == "Lowest"
     return not group.nominated, last, *full_rank(cluster, group, pool), share, -group.priority
 
 
 def key(cluster: Cluster, group: WorkloadGroup, pool: str, workload: Workload, over_quota: bool) -> Key:
     """Return the place in the order of one class; smaller is earlier, and it ends in the id."""
-    owner = owner_usage(cluster, group.policy, workload.owner) if cluster.settings.user_fairness else 0
+    owner = owner_usage(cluster, group.team, workload.owner) if cluster.settings.user_fairness else 0
     return (*common(cluster, group, pool, over_quota), owner, *age(workload))
 
 
@@ -167,7 +167,7 @@ class GroupHeads:
 
     def _tail(self, group: WorkloadGroup, workload: Workload) -> tuple[int, float, str]:
         fair = self.cluster.settings.user_fairness
-        return owner_usage(self.cluster, group.policy, workload.owner) if fair else 0, *age(workload)
+        return owner_usage(self.cluster, group.team, workload.owner) if fair else 0, *age(workload)
 
     def remove(self, group: WorkloadGroup) -> None:
         """Take a group out: nothing it may do is left in this round."""

@@ -141,13 +141,13 @@ def starving(cluster: Cluster, waiting: Iterable[WorkloadGroup]) -> list[tuple[W
     eligible = [
         (group, head)
         for group in waiting
-        if group.need.total and not group.is_protected_session and cluster.policy(group.policy).weight != "Lowest"
+        if group.need.total and not group.is_protected_session and cluster.team(group.team).weight != "Lowest"
         for head in group.heads()
         if waits_too_long(cluster, head) and head.id not in cluster.nominations
     ]
     oldest: dict[tuple[object, ...], tuple[WorkloadGroup, Workload]] = {}
     for group, head in sorted(eligible, key=lambda item: age(item[1])):
-        alike = group.policy, group.profile.name, group.need, group.non_preemptible, group.kind, group.priority
+        alike = group.team, group.profile.name, group.need, group.non_preemptible, group.kind, group.priority
         oldest.setdefault((*alike, group.patient, cluster.time_limit(head), head.owner), (group, head))
     return list(oldest.values())
 
@@ -246,7 +246,7 @@ def limit_falls(cluster: Cluster, group: WorkloadGroup, pool: str) -> float:
     usage = counts(cluster, line)
     missing = max(usage.now, usage.future) + group.need.total - (line.quota.limit or 0)
     pools = line.quota.pools or tuple(cluster.pools)
-    team = [a for a in cluster.running.values() if line.policy in a.chain]
+    team = [a for a in cluster.running.values() if line.team in a.chain]
     counted = [a for a in team if any(pool in pools for pool in a.pools)]
     endings = [(end, a.id, a.amount_in(pools)) for a in counted if (end := likely_end(cluster, a)) is not None]
     for end, _, amount in sorted(endings):

@@ -11,21 +11,21 @@ from .cluster import Allocation, Cluster
 
 
 class TeamQuotaLine(NamedTuple):
-    """One quota line of one policy."""
+    """One quota line of one team."""
 
-    policy: str
+    team: str
     quota: QuotaLine
 
 
 class Request(NamedTuple):
-    """A request that is counted as if it ran already, on every policy of `chain`, and its milli-GPUs."""
+    """A request that is counted as if it ran already, on every team of `chain`, and its milli-GPUs."""
 
     chain: tuple[str, ...] = ()
     amount: int = 0
 
 
 class Counts(NamedTuple):
-    """What counts on a line, or on a policy in a pool, in milli-GPUs.
+    """What counts on a line, or on a team in a pool, in milli-GPUs.
 
     `moving` is the part of `nominated` that its workload holds elsewhere until it moves.
     """
@@ -50,17 +50,17 @@ class Counts(NamedTuple):
 NOTHING = Request()
 
 
-def _count(cluster: Cluster, policy: str, pools: Sequence[str]) -> Counts:
-    """Count one policy (with the teams of a department) in some pools."""
-    running = [a for a in cluster.running.values() if policy in a.chain]
-    nominations = [c for c in cluster.nominations.values() if policy in c.chain and c.pool in pools]
+def _count(cluster: Cluster, team: str, pools: Sequence[str]) -> Counts:
+    """Count one team (with the teams of a department) in some pools."""
+    running = [a for a in cluster.running.values() if team in a.chain]
+    nominations = [c for c in cluster.nominations.values() if team in c.chain and c.pool in pools]
     return _counts(cluster, running, nominations, pools)
 
 
-def _count_own(cluster: Cluster, policy: str, pool: str) -> Counts:
-    """Count one policy without the teams below it in a pool."""
-    running = [a for a in cluster.running.values() if a.chain[0] == policy]
-    nominations = [c for c in cluster.nominations.values() if c.chain[0] == policy and c.pool == pool]
+def _count_own(cluster: Cluster, team: str, pool: str) -> Counts:
+    """Count one team without the teams below it in a pool."""
+    running = [a for a in cluster.running.values() if a.chain[0] == team]
+    nominations = [c for c in cluster.nominations.values() if c.chain[0] == team and c.pool == pool]
     return _counts(cluster, running, nominations, (pool,))
 
 
@@ -83,42 +83,42 @@ def _counts(
 
 def counts(cluster: Cluster, line: TeamQuotaLine) -> Counts:
     """Count what a line covers."""
-    return _count(cluster, line.policy, line.quota.pools or tuple(cluster.pools))
+    return _count(cluster, line.team, line.quota.pools or tuple(cluster.pools))
 
 
-def in_pool(cluster: Cluster, policy: str, pool: str) -> int:
-    """Return the future usage of a policy in one pool."""
-    return _count(cluster, policy, (pool,)).future
+def in_pool(cluster: Cluster, team: str, pool: str) -> int:
+    """Return the future usage of a team in one pool."""
+    return _count(cluster, team, (pool,)).future
 
 
-def owner_usage(cluster: Cluster, policy: str, owner: str) -> int:
+def owner_usage(cluster: Cluster, team: str, owner: str) -> int:
     """Return the future usage of one user in one team, in all pools."""
     mine = [a for a in cluster.running.values() if a.id not in cluster.terminating]
     every = [*mine, *cluster.nominations.values()]
-    return sum(a.amount for a in every if a.chain[0] == policy and a.workload.owner == owner)
+    return sum(a.amount for a in every if a.chain[0] == team and a.workload.owner == owner)
 
 
 # Lines
 
 
-def covering(cluster: Cluster, policy: str, pool: str) -> list[TeamQuotaLine]:
-    """Return the policy's lines that cover a pool."""
-    return [TeamQuotaLine(policy, quota) for quota in cluster.policy(policy).quotas if quota.covers(pool)]
+def covering(cluster: Cluster, team: str, pool: str) -> list[TeamQuotaLine]:
+    """Return the team's lines that cover a pool."""
+    return [TeamQuotaLine(team, quota) for quota in cluster.team(team).quotas if quota.covers(pool)]
 
 
-def reserving(cluster: Cluster, policy: str, pool: str) -> list[TeamQuotaLine]:
-    """Return the policy's lines that reserve something in a pool."""
-    return [line for line in covering(cluster, policy, pool) if line.quota.reserved > 0]
+def reserving(cluster: Cluster, team: str, pool: str) -> list[TeamQuotaLine]:
+    """Return the team's lines that reserve something in a pool."""
+    return [line for line in covering(cluster, team, pool) if line.quota.reserved > 0]
 
 
 def limiting(cluster: Cluster, chain: Sequence[str], pool: str) -> list[TeamQuotaLine]:
-    """Return the lines that limit what a policy runs in a pool, its departments' included, nearest first."""
+    """Return the lines that limit what a team runs in a pool, its departments' included, nearest first."""
     lines = (line for level in chain for line in covering(cluster, level, pool))
     return [line for line in lines if line.quota.limit is not None]
 
 
 def guarantor(cluster: Cluster, chain: Sequence[str], pool: str) -> str | None:
-    """Return the level that reserves for a policy: itself, else the nearest department; None without any."""
+    """Return the level that reserves for a team: itself, else the nearest department; None without any."""
     return next((level for level in chain if reserving(cluster, level, pool)), None)
 
 
@@ -159,23 +159,23 @@ def in_quota(
     return is_reserved
 
 
-def _promised_below(cluster: Cluster, policy: str, quota: QuotaLine, visited: tuple[str, ...] = ()) -> int:
+def _promised_below(cluster: Cluster, team: str, quota: QuotaLine, visited: tuple[str, ...] = ()) -> int:
     """Return what the nearest lines below a department reserve of one of its lines.
 
-    `visited`: policies that are not descended into again, as departments may form a cycle.
+    `visited`: teams that are not descended into again, as departments may form a cycle.
     """
-    visited = (*visited, policy)
+    visited = (*visited, team)
     total = 0
     for name, known in cluster.policies.items():
-        if known.parent == policy and name not in visited:
+        if known.parent == team and name not in visited:
             total += _reserved_within(known, quota) or _promised_below(cluster, name, quota, visited)
     return total
 
 
-def _reserved_within(policy: TeamQuota, quota: QuotaLine) -> int:
-    """Return what a policy's own lines reserve within a department's line; of nested lines the outer one counts."""
+def _reserved_within(team: TeamQuota, quota: QuotaLine) -> int:
+    """Return what a team's own lines reserve within a department's line; of nested lines the outer one counts."""
     by_pools: dict[frozenset[str], int] = {}
-    for line in policy.quotas:
+    for line in team.quotas:
         pools = frozenset(line.pools)
         if line.reserved > 0 and _is_within(pools, frozenset(quota.pools)):
             by_pools[pools] = min(line.reserved, by_pools.get(pools, line.reserved))
@@ -192,13 +192,13 @@ def _is_within(pools: Collection[str], others: Collection[str]) -> bool:
 
 
 def _used_without_own_line(cluster: Cluster, line: TeamQuotaLine, non_preemptible: bool) -> int:
-    """Return what a department's line serves of work for which no policy below it reserves anything in the pool."""
+    """Return what a department's line serves of work for which no team below it reserves anything in the pool."""
     total = 0
     for name in cluster.policies:
         chain = cluster.chain(name)
-        if line.policy not in chain:
+        if line.team not in chain:
             continue
-        below = chain[: chain.index(line.policy)]
+        below = chain[: chain.index(line.team)]
         for pool in line.quota.pools or tuple(cluster.pools):
             if not any(reserving(cluster, level, pool) for level in below):
                 counted = _count_own(cluster, name, pool)
@@ -237,9 +237,9 @@ def blocking(cluster: Cluster, chain: Sequence[str], pool: str, amount: int) -> 
 
 
 def counts_on(cluster: Cluster, line: TeamQuotaLine, allocation: Allocation) -> bool:
-    """Whether an allocation counts on a line: its policy or a department of it has the line, which covers its pool."""
+    """Whether an allocation counts on a line: its team or a department of it has the line, which covers its pool."""
     pools = line.quota.pools or tuple(cluster.pools)
-    return line.policy in allocation.chain and allocation.amount_in(pools) > 0
+    return line.team in allocation.chain and allocation.amount_in(pools) > 0
 
 
 def pool_usage(cluster: Cluster, pool: str, in_future: bool) -> int:
@@ -263,18 +263,18 @@ def unlent(line: TeamQuotaLine) -> int:
 
 
 def kept_free(cluster: Cluster, kept: Sequence[tuple[str, int]]) -> int:
-    """Return what is kept free for policies together: pairs of a policy and an amount.
+    """Return what is kept free for teams together: pairs of a team and an amount.
 
     A department and its teams keep the larger of what the department keeps and what its teams keep in sum.
     """
-    reached = {level for policy, _ in kept for level in cluster.chain(policy)}
+    reached = {level for team, _ in kept for level in cluster.chain(team)}
     return sum(_kept_within(cluster, name, kept) for name in reached if len(cluster.chain(name)) == 1)
 
 
-def _kept_within(cluster: Cluster, policy: str, kept: Sequence[tuple[str, int]]) -> int:
-    """Return what a policy and the teams below it keep free together."""
-    own = sum(amount for name, amount in kept if name == policy)
-    teams = [name for name, known in cluster.policies.items() if known.parent == policy != name]
+def _kept_within(cluster: Cluster, team: str, kept: Sequence[tuple[str, int]]) -> int:
+    """Return what a team and the teams below it keep free together."""
+    own = sum(amount for name, amount in kept if name == team)
+    teams = [name for name, known in cluster.policies.items() if known.parent == team != name]
     return max(own, sum(_kept_within(cluster, name, kept) for name in teams))
 
 
@@ -288,11 +288,11 @@ def unused(cluster: Cluster, pool: str) -> int:
     return sum(_unused(cluster, name, pool) for name in cluster.policies if len(cluster.chain(name)) == 1)
 
 
-def _unused(cluster: Cluster, policy: str, pool: str) -> int:
-    """Return the larger of what a policy and what the teams below it may still use."""
-    lines = [(line.quota.reserved, counts(cluster, line)) for line in reserving(cluster, policy, pool)]
+def _unused(cluster: Cluster, team: str, pool: str) -> int:
+    """Return the larger of what a team and what the teams below it may still use."""
+    lines = [(line.quota.reserved, counts(cluster, line)) for line in reserving(cluster, team, pool)]
     own = min((reserved - max(used.now, used.future) for reserved, used in lines), default=0)
-    teams = [name for name, known in cluster.policies.items() if known.parent == policy != name]
+    teams = [name for name, known in cluster.policies.items() if known.parent == team != name]
     return max(0, own, sum(_unused(cluster, name, pool) for name in teams))
 
 
@@ -306,16 +306,16 @@ def static_quota(
     """
     every = [TeamQuotaLine(name, quota) for name in cluster.policies for quota in cluster.policies[name].quotas]
     kept = [(line, idle) for line in every if unlent(line) and (idle := _kept_by(cluster, line, in_future))]
-    covering = [(ln, idle) for ln, idle in kept if ln.quota.covers(pool) and ln.policy not in chain]
+    covering = [(ln, idle) for ln, idle in kept if ln.quota.covers(pool) and ln.team not in chain]
     other_pools = [
         (ln, min(idle, _free_in(cluster, ln.quota.pools, in_future))) for ln, idle in kept if not ln.quota.covers(pool)
     ]
     for line, _ in covering:
-        within = [(ln.policy, idle) for ln, idle in covering if _is_within(ln.quota.pools, line.quota.pools)]
+        within = [(ln.team, idle) for ln, idle in covering if _is_within(ln.quota.pools, line.quota.pools)]
         others_within = [(ln, idle) for ln, idle in other_pools if _is_within(ln.quota.pools, line.quota.pools)]
         pools = {name for ln, _ in others_within for name in ln.quota.pools}
         free = _free_in(cluster, pools, in_future) if pools else 0
-        at_most_free = [(ln.policy, idle) for ln, idle in others_within]
+        at_most_free = [(ln.team, idle) for ln, idle in others_within]
         keep_free = min(kept_free(cluster, [*within, *at_most_free]), kept_free(cluster, within) + free)
         if _free_in(cluster, line.quota.pools, in_future) - amount < keep_free:
             return line
@@ -345,7 +345,7 @@ def allowed(cluster: Cluster, chain: Sequence[str], pool: str, amount: int, in_f
 
 
 def over_reservation(cluster: Cluster, chain: Sequence[str], pool: str, request: Request = NOTHING) -> int:
-    """Return how far a policy will be beyond its reservation in a pool, a request counted."""
+    """Return how far a team will be beyond its reservation in a pool, a request counted."""
     level = chain[0]
     more = request.amount if level in request.chain else 0
     lines = reserving(cluster, level, pool)
@@ -358,40 +358,40 @@ def over_reservation(cluster: Cluster, chain: Sequence[str], pool: str, request:
     return min(used, over_reservation(cluster, chain[chain.index(department) :], pool, request))
 
 
-def shares(cluster: Cluster, policy: str, pool: str) -> tuple[int, ...]:
-    """Return over-quota use and history per weight, of the departments from the top down, then of the policy."""
-    chain = cluster.chain(policy)
-    excesses = [(cluster.policy(level), over_reservation(cluster, chain[at:], pool)) for at, level in enumerate(chain)]
+def shares(cluster: Cluster, team: str, pool: str) -> tuple[int, ...]:
+    """Return over-quota use and history per weight, of the departments from the top down, then of the team."""
+    chain = cluster.chain(team)
+    excesses = [(cluster.team(level), over_reservation(cluster, chain[at:], pool)) for at, level in enumerate(chain)]
     return tuple(over_per_weight(excess + known.history, known.weight) for known, excess in reversed(excesses))
 
 
 def teams(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Iterate over the chain of every policy that is no department."""
-    parents = {policy.parent for policy in cluster.policies.values()}
+    """Iterate over the chain of every team that is no department."""
+    parents = {team.parent for team in cluster.policies.values()}
     for name in cluster.policies:
         if name not in parents:
             yield cluster.chain(name)
 
 
-def fair_share(cluster: Cluster, policy: str, pool: str, request: Request) -> int:
-    """Return how far beyond its reservation a policy may fairly be, a request counted (rule 5.9).
+def fair_share(cluster: Cluster, team: str, pool: str, request: Request) -> int:
+    """Return how far beyond its reservation a team may fairly be, a request counted (rule 5.9).
 
     That is its weight's part of the GPUs that are not used within a reservation.
     """
     every = [(chain, over_reservation(cluster, chain, pool, request)) for chain in teams(cluster)]
-    asking = request.chain[0] if request.chain else policy
-    sharing = [chain[0] for chain, excess in every if excess > 0 or chain[0] in (policy, asking)]
-    weights = sum(WEIGHTS[cluster.policy(name).weight] for name in sharing)
+    asking = request.chain[0] if request.chain else team
+    sharing = [chain[0] for chain, excess in every if excess > 0 or chain[0] in (team, asking)]
+    weights = sum(WEIGHTS[cluster.team(name).weight] for name in sharing)
     if not weights:
         return 0
     used = {chain: in_pool(cluster, chain[0], pool) for chain, _ in every}
     within = sum(used[chain] + (request.amount if chain[0] in request.chain else 0) - excess for chain, excess in every)
     unreserved = max(0, cluster.total_gpus(pool) - within)
-    return unreserved * WEIGHTS[cluster.policy(policy).weight] // weights
+    return unreserved * WEIGHTS[cluster.team(team).weight] // weights
 
 
 def within_fair_share(cluster: Cluster, request: Request, pool: str) -> bool:
-    """Whether a policy stays within its fair share with a request (which may straddle its reservation)."""
+    """Whether a team stays within its fair share with a request (which may straddle its reservation)."""
     fair = fair_share(cluster, request.chain[0], pool, request)
     return over_reservation(cluster, request.chain, pool, request) <= fair
 
@@ -404,7 +404,7 @@ def is_above_reservation(
     gone: Sequence[tuple[Allocation, int]],
     back: Sequence[tuple[Allocation, int]] = (),
 ) -> bool:
-    """Whether a victim's policy is above its reservation, a request in `pool` counted, those in `gone` not (rule 5.1).
+    """Whether a victim's team is above its reservation, a request in `pool` counted, those in `gone` not (rule 5.1).
 
     Every reserving level from the victim up has to be above. Lines that cover both the victim and the request are left
     out: to replace one with the other changes nothing there. `back`: of these, the one that counts most on a line is
@@ -430,7 +430,7 @@ def _line_is_above(
     gone: Sequence[tuple[Allocation, int]],
     back: Sequence[tuple[Allocation, int]],
 ) -> bool:
-    more = request.amount if line.policy in request.chain and line.quota.covers(pool) else 0
+    more = request.amount if line.team in request.chain and line.quota.covers(pool) else 0
     more += max((counted_on(cluster, line, [item]) for item in back), default=0)
     return counts(cluster, line).future + more - counted_on(cluster, line, gone) > line.quota.reserved
 
@@ -438,5 +438,5 @@ def _line_is_above(
 def counted_on(cluster: Cluster, line: TeamQuotaLine, gone: Sequence[tuple[Allocation, int]]) -> int:
     """Return how much of what is gone counted on a line."""
     pools = line.quota.pools or tuple(cluster.pools)
-    mine = [(allocation, amount) for allocation, amount in gone if line.policy in allocation.chain and amount]
+    mine = [(allocation, amount) for allocation, amount in gone if line.team in allocation.chain and amount]
     return sum(amount * allocation.amount_in(pools) // allocation.amount for allocation, amount in mine)

@@ -44,7 +44,7 @@ def _evicts(cluster: Cluster, victim: Workload, exists: Exists) -> Return:
     """Return how a victim would evict others; where it could in quota and over quota, in quota."""
     if closed(cluster, victim) is not None or is_patient(cluster, victim):
         return "none"
-    need, chain = cluster.need(victim), cluster.chain(victim.policy)
+    need, chain = cluster.need(victim), cluster.chain(victim.team)
     right_in = {pool: _rights(cluster, victim, pool) for pool in cluster.pools_of(victim)}
     for pool in right_in:
         able = in_quota(cluster, chain, pool, need.total, victim.non_preemptible) or may_borrow(cluster, victim)
@@ -61,7 +61,7 @@ def _evicts(cluster: Cluster, victim: Workload, exists: Exists) -> Return:
 
 
 def _rights(cluster: Cluster, workload: Workload, pool: str) -> list[Rights]:
-    need, chain = cluster.need(workload), cluster.chain(workload.policy)
+    need, chain = cluster.need(workload), cluster.chain(workload.team)
     quota = in_quota(cluster, chain, pool, need.total, workload.non_preemptible)
     if not need.total or not (quota or may_borrow(cluster, workload)):
         return []
@@ -81,7 +81,7 @@ def may_cascade(p: Preemptor, evicted: Victims, victim: Allocation) -> bool:
     lower = [
         a for a in team if not a.workload.non_preemptible and cluster.priority(a.workload) < cluster.priority(workload)
     ]
-    below = p.workload.policy == workload.policy and cluster.priority(p.workload) < cluster.priority(workload)
+    below = p.workload.team == workload.team and cluster.priority(p.workload) < cluster.priority(workload)
     if (lower or below) and settings.in_team_preemption:
         return True
     trial = without(cluster, evicted, released=True)

@@ -131,7 +131,7 @@ def rights_of(cluster: Cluster, workload: Workload, need: Need, pool: str, in_qu
 
     In quota, borrowers leave before lower priorities of its own team; over quota, all rights are compared together.
     """
-    settings, chain = cluster.settings, cluster.chain(workload.policy)
+    settings, chain = cluster.settings, cluster.chain(workload.team)
     own: Rights = ()
     if workload.kind == "job" and settings.in_team_preemption and not workload.non_preemptible:
         own = ("own_team",)
@@ -234,9 +234,9 @@ def protected_until(cluster: Cluster, victim: Workload) -> float | None:
 def _ranks_below(p: Preemptor, victim: Workload) -> bool:
     """Whether a job of the same team comes after the preemptor by priority, and by no rank before it (rule 5.7)."""
     cluster, mine = p.cluster, p.workload
-    if victim.policy != mine.policy or cluster.priority(victim) >= cluster.priority(mine):
+    if victim.team != mine.team or cluster.priority(victim) >= cluster.priority(mine):
         return False
-    ranks = [rank(cluster, w.policy, cluster.profiles.get(w.profile), p.pool) for w in (victim, mine)]
+    ranks = [rank(cluster, w.team, cluster.profiles.get(w.profile), p.pool) for w in (victim, mine)]
     return ranks[0] >= ranks[1]
 
 
@@ -248,7 +248,7 @@ def has_right(p: Preemptor, victim: Allocation, gone: Sequence[tuple[Allocation,
 
 
 def always_has_right(p: Preemptor, victim: Allocation) -> bool:
-    """Whether the preemptor may evict a victim whatever its policy uses."""
+    """Whether the preemptor may evict a victim whatever its team uses."""
     if not victim.amount:
         return True
     own = victim.chain[0] == p.chain[0]
@@ -323,8 +323,8 @@ def order(p: Preemptor, victim: Allocation) -> tuple[int, int, int, float, float
     started = workload.started_at if workload.started_at is not None else cluster.now
     cheapest = cluster.settings.victim_order == "cheapest"
     return (
-        workload.protected_with(cluster.policy(workload.policy).priority),
-        -shares(cluster, workload.policy, victim.nearest(p.pool))[-1],
+        workload.protected_with(cluster.team(workload.team).priority),
+        -shares(cluster, workload.team, victim.nearest(p.pool))[-1],
         cluster.priority(workload),
         _lost(cluster, victim) if cheapest else 0,
         -started,

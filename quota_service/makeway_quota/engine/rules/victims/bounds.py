@@ -1,7 +1,7 @@
 """Bound from below what room on each node costs, for all preemptors of one pool with the same request.
 
 Read by the ranking of nodes (ranking.py), which scores only nodes whose bound is not above the best set found.
-A bound counts every preemptible workload as a candidate whose policy may be; what the preemptor may evict is a subset,
+A bound counts every preemptible workload as a candidate whose team may be; what the preemptor may evict is a subset,
 so the best set of a node is never better than its bound. Follows the nodes that are touched.
 """
 
@@ -22,10 +22,10 @@ from .sets import STOP, Key, extra_workers
 _MAX_ENTRIES = 64
 """The number of requests whose bounds are kept from one decision to the next."""
 _MAX_SHARES = 4
-"""The number of different shares of the policies for which the keys of the nodes are kept."""
+"""The number of different shares of the teams for which the keys of the nodes are kept."""
 
 Plain = tuple[int, int, int, float, float, float, str]
-"""The order of a candidate without its policy's share, which moves all candidates of the policy alike; kind first."""
+"""The order of a candidate without its team's share, which moves all candidates of the team alike; kind first."""
 _STAYS, _SHRINKS, _FRESH = range(3)
 
 
@@ -50,13 +50,13 @@ class NodeBound(NamedTuple):
     min_victims: int
     candidates: tuple[Candidate, ...]
     only: tuple[Team, Key] | None = None
-    """The policy and the plain key where all candidates are of one policy, in one pool."""
+    """The team and the plain key where all candidates are of one team, in one pool."""
     beside: bool = False
     """Whether there are candidates on other nodes of the host."""
 
-    def plain_key(self, policy: str) -> Key:
-        """Return the bound where only this policy may be evicted, without its share (see ranking.py)."""
-        return _plain_key(self.used, self.min_victims, [c for c in self.candidates if c.team == policy])
+    def plain_key(self, team: str) -> Key:
+        """Return the bound where only this team may be evicted, without its share (see ranking.py)."""
+        return _plain_key(self.used, self.min_victims, [c for c in self.candidates if c.team == team])
 
     def gpus_of(self, candidates: Sequence[Candidate]) -> int:
         """Return the milli-GPUs that the smallest of these hold, as many as have to leave at least."""
@@ -64,7 +64,7 @@ class NodeBound(NamedTuple):
         return sum(sorted(amounts)[: self.min_victims]) if self.beside else min(amounts)
 
     def key(self, shares: Mapping[Team, int]) -> Key | None:
-        """Return the bound, given the shares of the policies that may be evicted; None if these are too few."""
+        """Return the bound, given the shares of the teams that may be evicted; None if these are too few."""
         candidates = [c for c in self.candidates if c.team in shares]
         if len(candidates) < self.min_victims:
             return None
@@ -149,10 +149,10 @@ class VictimBounds:
         candidates = tuple([self._candidate(allocation) for allocation in allocations])
         if beside:
             return self._with_beside(node, sum(used), max(fewest, self._fewest_on_host(node)), (*candidates, *beside))
-        policy = candidates[0].team
-        if policy == WITHOUT_GPUS or not isinstance(policy, str) or len({c.team for c in candidates}) > 1:
+        team = candidates[0].team
+        if team == WITHOUT_GPUS or not isinstance(team, str) or len({c.team for c in candidates}) > 1:
             return NodeBound(sum(used), fewest, candidates)
-        return NodeBound(sum(used), fewest, candidates, (policy, _plain_key(sum(used), fewest, candidates)))
+        return NodeBound(sum(used), fewest, candidates, (team, _plain_key(sum(used), fewest, candidates)))
 
     def _with_beside(
         self, node: NodeState, used: int, fewest: int, candidates: tuple[Candidate, ...]
@@ -198,7 +198,7 @@ class VictimBounds:
         if allocation.shares:
             return candidate._replace(team=SEVERAL_POOLS, soft=_FRESH)
         pool = allocation.pool.pool.name
-        return candidate._replace(team=(pool, allocation.workload.policy if allocation.amount else WITHOUT_GPUS))
+        return candidate._replace(team=(pool, allocation.workload.team if allocation.amount else WITHOUT_GPUS))
 
     def _candidate(self, allocation: Allocation) -> Candidate:
         """Return a candidate's record, kept while its allocation is the same."""
@@ -217,7 +217,7 @@ class VictimBounds:
     def _record(self, allocation: Allocation) -> Candidate:
         """Return the order of protection (rule 5.3) without the share; a start that is not dated comes first."""
         cluster, victim = self.cluster, allocation.workload
-        priority = cluster.account(victim).policy.priority
+        priority = cluster.account(victim).team.priority
         order = (
             STOP,
             victim.protected_with(priority) if victim.state == STARTING else priority,
@@ -230,7 +230,7 @@ class VictimBounds:
         soft = _SHRINKS if extra_workers(allocation) else _STAYS
         if allocation.fresh or victim.state == STARTING:
             soft = _FRESH
-        return Candidate(victim.policy if allocation.amount else WITHOUT_GPUS, order, allocation.amount, soft)
+        return Candidate(victim.team if allocation.amount else WITHOUT_GPUS, order, allocation.amount, soft)
 
 
 def bounds_of(cluster: Cluster, pool: PoolState, need: Need) -> VictimBounds:

@@ -123,7 +123,7 @@ def _one_of_each_kind(preemptor: Preemptor, victims: Victims) -> Victims:
     for victim in victims:
         workload = victim.allocation.workload
         priority = preemptor.cluster.priority(workload)
-        kinds[workload.policy, workload.profile, priority, victim.allocation.need, victim.kind] = victim
+        kinds[workload.team, workload.profile, priority, victim.allocation.need, victim.kind] = victim
     return tuple(kinds.values())
 
 

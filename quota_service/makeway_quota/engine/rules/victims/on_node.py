@@ -173,7 +173,7 @@ def _groups(candidates: Sequence[Allocation]) -> list[list[Allocation]]:
         need, parts = allocation.need, allocation.parts
         equal = need.gpus >= GPU and len(parts) == 1 and len(parts[0].devices) == need.whole_devices
         equal = equal and not allocation.fresh and allocation.workload.state != STARTING
-        known = (allocation.workload.policy, need, parts[0].node.node.name) if equal else allocation.workload.id
+        known = (allocation.workload.team, need, parts[0].node.node.name) if equal else allocation.workload.id
         groups.setdefault(known, []).append(allocation)
     return list(groups.values())
 

@@ -17,7 +17,7 @@ class Trial(Protocol):
     """The nodes without some victims."""
 
     booked: bool
-    """Whether the victims are subtracted from the usage of their policies, too."""
+    """Whether the victims are subtracted from the usage of their teams, too."""
 
     def add(self, victim: Victim) -> None:
         """Add a victim, in place of an earlier victim of the same allocation."""
@@ -66,7 +66,7 @@ def one_by_one(
 
 
 def _count(preemptor: Preemptor, victim: Victim, before: Victim | None, counted: list[tuple[Allocation, int]]) -> bool:
-    """Subtract what a victim gives up more than `before` from its policy's usage, if that is legal now."""
+    """Subtract what a victim gives up more than `before` from its team's usage, if that is legal now."""
     done = len(counted)
     amounts = [item.amount for item in items_of(preemptor, victim)]
     if before is not None:

@@ -24,17 +24,17 @@ Rights = tuple[Right, ...]
 BORROWERS_FIRST: Rights = ("reservation", "own_team")
 """The rights of a job in quota where no borrower can leave without other workloads of its own team."""
 ONLY_ABOVE: tuple[Rights, ...] = (("reservation",), ("fair_share",))
-"""Rights over nothing but what policies use beyond a reservation, or a fair share."""
+"""Rights over nothing but what teams use beyond a reservation, or a fair share."""
 WITHOUT_GPUS = ""
-"""Instead of the policy of work without GPUs, which is a candidate whatever its policy uses."""
+"""Instead of the team of work without GPUs, which is a candidate whatever its team uses."""
 SEVERAL_POOLS = ("", "")
-"""Instead of the policy of work beside the preemptor's pool that counts in several others."""
+"""Instead of the team of work beside the preemptor's pool that counts in several others."""
 Team = str | tuple[str, str]
-"""A policy (or work `WITHOUT_GPUS`) in the preemptor's pool; or a pool with nodes on its hosts, and one there."""
+"""A team (or work `WITHOUT_GPUS`) in the preemptor's pool; or a pool with nodes on its hosts, and one there."""
 Order = tuple[int, int, int, float, float, float, str]
 """The sort key of protection; its first three parts decide before the number of victims does."""
 Standing = tuple[tuple[int, ...], tuple[int, ...]]
-"""A policy's shares, and the usage of the reservations that count it: what ranks and entitles its work."""
+"""A team's shares, and the usage of the reservations that count it: what ranks and entitles its work."""
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class Preemptor:
         """Whether there could be any candidate; False is certain, True is not."""
         if "own_team" in self.rights:
             pools = (self.pool, *(self.cluster.pools[name] for name in (*self.beyond(), *self.pool.beside)))
-            if self.cluster.lowest(self.workload.policy, pools) < self.cluster.priority(self.workload):
+            if self.cluster.lowest(self.workload.team, pools) < self.cluster.priority(self.workload):
                 return True
             if self.rights == BORROWERS_FIRST:
                 return False  # the candidates are those of "reservation" alone
@@ -100,7 +100,7 @@ class Preemptor:
         return any(self._any_are_candidates(lowest.get(name, ()), name) for name in names)
 
     def _any_are_candidates(self, names: Iterable[str], pool: str) -> bool:
-        """Whether all work of any of some policies in a pool may be evicted, before any victim is chosen."""
+        """Whether all work of any of some teams in a pool may be evicted, before any victim is chosen."""
         ledger = self.cluster.ledger
         alone = "reservation" in self.rights and "fair_share" not in self.rights and not ledger.nested
         if not alone or self.gone_on:
@@ -140,11 +140,11 @@ class Preemptor:
         if victim.non_preemptible:
             return False
         if allocation.amount:
-            return self.is_candidate_team_named(victim.policy) and self._may_evict(allocation)
+            return self.is_candidate_team_named(victim.team) and self._may_evict(allocation)
         return victim.id in self._without_gpus() and self._frees(allocation) and self._may_evict(allocation)
 
     def shares(self) -> dict[Team, int]:
-        """Return the share of each policy with candidates, in the pool and in those beside it."""
+        """Return the share of each team with candidates, in the pool and in those beside it."""
         pool, ledger = self.pool.pool.name, self.cluster.ledger
         names = [name for name in self.cluster.lowest_priorities.get(pool, {}) if self.is_candidate_team_named(name)]
         shares: dict[Team, int] = {name: ledger.account(name).share(pool) for name in names}
@@ -180,16 +180,16 @@ class Preemptor:
         if self.rights not in ONLY_ABOVE or self.cluster.protecting:
             return [allocation for allocation in self.cluster.evictable_on(node) if self._is_candidate(allocation)]
         candidates, able = [], dict[str, bool]()
-        for allocation in self.cluster.evictable_on(node):  # the same, with one question for each policy
-            policy = allocation.workload.policy
+        for allocation in self.cluster.evictable_on(node):  # the same, with one question for each team
+            team = allocation.workload.team
             if not allocation.amount:
                 may = self._is_candidate(allocation)
             elif allocation.workload.non_preemptible:
                 may = False
-            elif policy in able:
-                may = able[policy]
+            elif team in able:
+                may = able[team]
             else:
-                may = able[policy] = self.is_candidate_team_named(policy)
+                may = able[team] = self.is_candidate_team_named(team)
             if may:
                 candidates.append(allocation)
         return candidates
@@ -208,8 +208,8 @@ class Preemptor:
             return False
         if not allocation.amount:
             return "reservation" in self.rights and self._may_evict(allocation)
-        policy = allocation.workload.policy
-        return self.is_candidate_team_named(policy, self.nearest(allocation)) and self._may_evict(allocation)
+        team = allocation.workload.team
+        return self.is_candidate_team_named(team, self.nearest(allocation)) and self._may_evict(allocation)
 
     def _beside_each(self) -> dict[int, list[Allocation]]:
         """Return the candidates beside each node of the pool, by its position; computed once."""
@@ -281,7 +281,7 @@ class Preemptor:
                     yield allocation
 
     def _elsewhere(self) -> dict[str, Allocation]:
-        """Return by id the candidates by policy in other pools that count on a limit in the way."""
+        """Return by id the candidates by team in other pools that count on a limit in the way."""
         cluster, limited = self.cluster, dict[str, Allocation]()
         for pool, lines in self.beyond().items():
             for name in cluster.lowest_priorities.get(pool, {}):
@@ -289,7 +289,7 @@ class Preemptor:
                 if any(line.account in chain for line in lines):
                     limited |= cluster.preemptible[pool, name]
         others = {id: a for id, a in limited.items() if not a.is_in(self.pool)}
-        return {id: a for id, a in others.items() if self.is_candidate_team_named(a.workload.policy, self.nearest(a))}
+        return {id: a for id, a in others.items() if self.is_candidate_team_named(a.workload.team, self.nearest(a))}
 
     def nearest(self, allocation: Allocation) -> str:
         """Return the pool in which an allocation stands in the way: the preemptor's, if it counts there."""
@@ -311,16 +311,16 @@ class Preemptor:
         return any(part.node.pods_future < self.need.min_workers for part in allocation.parts)
 
     def _may_evict(self, allocation: Allocation) -> bool:
-        """Whether neither `min_runtime` nor (where they matter) priority and ranks protect candidates of a policy."""
+        """Whether neither `min_runtime` nor (where they matter) priority and ranks protect candidates of a team."""
         victim = allocation.workload
         if self.workload.kind == "job" and self.cluster.protecting and self.cluster.is_protected(victim):
             return False
-        if "own_team" not in self.rights or not allocation.amount or victim.policy != self.workload.policy:
+        if "own_team" not in self.rights or not allocation.amount or victim.team != self.workload.team:
             return True
-        return self._all_are_candidates(victim.policy, self.nearest(allocation)) or self._ranks_below(victim)
+        return self._all_are_candidates(victim.team, self.nearest(allocation)) or self._ranks_below(victim)
 
     def _ranks_below(self, victim: Workload) -> bool:
-        """Whether a workload of the same policy has a lower priority, and no better rank in pool and profile."""
+        """Whether a workload of the same team has a lower priority, and no better rank in pool and profile."""
         if not self.cluster.is_below(victim, self.cluster.priority(self.workload)):
             return False
         if self._own_rank is None:
@@ -330,9 +330,9 @@ class Preemptor:
     def _rank(self, workload: Workload) -> tuple[int, int]:
         profile = self.cluster.profiles.get(workload.profile)
         in_pool = self.pool.rank.get(workload.profile, len(self.pool.rank))
-        return in_pool, rank_in_profile(profile, workload.policy) if profile else 0
+        return in_pool, rank_in_profile(profile, workload.team) if profile else 0
 
-    # Entitlement: whether the victim's policy is above its reservation (or fair share) at this moment
+    # Entitlement: whether the victim's team is above its reservation (or fair share) at this moment
 
     def may_evict_now(self, allocation: Allocation) -> bool:
         """Whether a candidate may be evicted after the victims chosen so far."""
@@ -342,12 +342,12 @@ class Preemptor:
         return self.has_right(self.cluster.account(allocation.workload), pool)
 
     def always_has_right(self, allocation: Allocation) -> bool:
-        """Whether a candidate may be evicted whatever its policy uses."""
+        """Whether a candidate may be evicted whatever its team uses."""
         if not allocation.amount:
             return True
         if self.rights in ONLY_ABOVE:
             return False
-        if allocation.workload.policy != self.workload.policy:
+        if allocation.workload.team != self.workload.team:
             return False
         any_priority = "own_team_any_priority" in self.rights
         return any_priority or ("own_team" in self.rights and self._ranks_below(allocation.workload))
@@ -359,7 +359,7 @@ class Preemptor:
         return "reservation" if "reservation" in self.rights else "fair_share"
 
     def has_right(self, account: Account, pool: str) -> bool:
-        """Whether all work of a policy in a pool may be evicted after the victims chosen so far."""
+        """Whether all work of a team in a pool may be evicted after the victims chosen so far."""
         if "own_team_any_priority" in self.rights and account is self.account:
             return True
         own_pool = self.pool.pool.name
@@ -370,7 +370,7 @@ class Preemptor:
         )
 
     def standing(self, team: Team) -> Standing:
-        """Return a policy's standing before any victim is chosen."""
+        """Return a team's standing before any victim is chosen."""
         known = self._standings.get(team)
         if known is None:
             pool, name = team if isinstance(team, tuple) else (self.pool.pool.name, team)
@@ -380,16 +380,16 @@ class Preemptor:
         return known
 
     def is_candidate_team_named(self, name: str, pool: str = "") -> bool:
-        """Whether work of a policy (or work `WITHOUT_GPUS`) may be a candidate before any victim is chosen.
+        """Whether work of a team (or work `WITHOUT_GPUS`) may be a candidate before any victim is chosen.
 
         In the preemptor's pool, or in another one where a limit is in the way.
         """
-        if "own_team" in self.rights and name == self.workload.policy:
+        if "own_team" in self.rights and name == self.workload.team:
             return True
         return self._all_are_candidates(name, pool or self.pool.pool.name)
 
     def is_candidate_team(self, team: Team) -> bool:
-        """Whether work of a policy may be a candidate before any victim is chosen, in the pool or beside it."""
+        """Whether work of a team may be a candidate before any victim is chosen, in the pool or beside it."""
         return (
             self.is_candidate_team_named(team)
             if isinstance(team, str)
@@ -397,7 +397,7 @@ class Preemptor:
         )
 
     def _all_are_candidates(self, name: str, pool: str) -> bool:
-        """Whether all work of a policy in a pool may be evicted, before any victim is chosen."""
+        """Whether all work of a team in a pool may be evicted, before any victim is chosen."""
         known = self._right_at_first.get((name, pool))
         if known is None:
             if name == WITHOUT_GPUS:
@@ -414,7 +414,7 @@ class Preemptor:
         return over - self.gone.get(account, 0) > self._fair[account]
 
     def choose(self, allocation: Allocation, amount: int) -> None:
-        """Subtract milli-GPUs of an allocation from its policy's usage (negative: add them again)."""
+        """Subtract milli-GPUs of an allocation from its team's usage (negative: add them again)."""
         gone, gone_on, shares = self.gone, self.gone_on, allocation.shares
         for level in self.cluster.account(allocation.workload).chain:
             gone[level] = gone.get(level, 0) + amount
@@ -433,7 +433,7 @@ class Preemptor:
         self.gone, self.gone_on = known
 
     def became_candidates(self, grown: Iterable[Account]) -> set[str]:
-        """Return the policies with more candidates than before, now that these accounts use more."""
+        """Return the teams with more candidates than before, now that these accounts use more."""
         pool, ledger = self.pool.pool.name, self.cluster.ledger
         levels = {level for account in grown for level in account.chain}
         levels.difference_update((self.account.guarantor(pool) or self.account).chain[1:])
@@ -467,7 +467,7 @@ def order_of(cluster: Cluster, allocation: Allocation, pool: PoolState) -> Order
     victim, account = allocation.workload, cluster.account(allocation.workload)
     started = victim.started_at if victim.started_at is not None else cluster.now
     return (
-        victim.protected_with(account.policy.priority) if victim.state == STARTING else account.policy.priority,
+        victim.protected_with(account.team.priority) if victim.state == STARTING else account.team.priority,
         -account.share(pool.pool.name),
         cluster.priority(victim),
         lost_work(cluster, allocation) if cluster.settings.victim_order == "cheapest" else 0,

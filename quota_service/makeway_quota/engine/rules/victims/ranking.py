@@ -1,9 +1,9 @@
 """Rank the nodes of a pool by their best set of victims, cached from one preemptor to the next equivalent one.
 
 Called by the search for victims (rules/reclaim.py). Nodes are scored in the order of their lower bounds
-(bounds.py), until no bound is below the best set found. A node where only one policy has candidates keeps its
-score within that policy until it is touched: the policy's share moves all its nodes alike. Such nodes are kept in one
-heap per policy, with their bound until they are scored. Nodes with candidates of several policies are ordered by their
+(bounds.py), until no bound is below the best set found. A node where only one team has candidates keeps its
+score within that team until it is touched: the team's share moves all its nodes alike. Such nodes are kept in one
+heap per team, with their bound until they are scored. Nodes with candidates of several teams are ordered by their
 bounds for every preemptor, and only those that may be the best are scored.
 """
 
@@ -40,11 +40,11 @@ class Ranking:
         """Team (in one pool) to the plain scores, or bounds, of the nodes where only it has candidates, with their
         positions."""
         self.scores: dict[int, tuple[Team, Key, Victims | None]] = {}
-        """Position of such a node to its policy, its plain score and its best set; None while it is a bound."""
+        """Position of such a node to its team, its plain score and its best set; None while it is a bound."""
         self.mixed: set[int] = set()
-        """The positions of nodes with candidates of several policies, or on other nodes of the host."""
+        """The positions of nodes with candidates of several teams, or on other nodes of the host."""
         self.judged: dict[int, tuple[dict[Team, Standing], Ranked | None]] = {}
-        """Position of such a node to its best set and the standings of all its policies that gave it."""
+        """Position of such a node to its best set and the standings of all its teams that gave it."""
         self.lowest: dict[LineState, int] = {}
         """Reserving line to the least usage that any score may stem from."""
         self.touched = self.changed = -1
@@ -62,7 +62,7 @@ class Ranking:
         return self._best_mixed(preemptor, bounds, without, best) if self.mixed else best
 
     def _tops(self, preemptor: Preemptor) -> list[tuple[Key, Team]]:
-        """Return the least score or bound in each policy's heap and the policy, the best first."""
+        """Return the least score or bound in each team's heap and the team, the best first."""
         tops = [(heap[0][0], name) for name, heap in self.heaps.items() if heap]
         if len(tops) < 2:
             return tops
@@ -75,7 +75,7 @@ class Ranking:
         without: Collection[int],
         best: Ranked | None,
     ) -> Ranked | None:
-        """Return the best of this set and of the nodes with candidates of several policies."""
+        """Return the best of this set and of the nodes with candidates of several teams."""
         nodes = bounds.keys(preemptor.shares(), self.mixed.difference(without))
         heap = [bound for bound in nodes if best is None or bound[0] <= best.key]
         heapq.heapify(heap)
@@ -88,7 +88,7 @@ class Ranking:
         return best
 
     def _ranked(self, preemptor: Preemptor, position: int) -> Ranked | None:
-        """Return the best set of a node with candidates of several policies; the last one if their standing is that."""
+        """Return the best set of a node with candidates of several teams; the last one if their standing is that."""
         known = self.judged.get(position)
         if known is not None and all(preemptor.standing(name) == was for name, was in known[0].items()):
             return known[1]
@@ -96,14 +96,14 @@ class Ranking:
         ranked = None if scored is None else Ranked(scored[0], position, scored[1])
         if "fair_share" not in preemptor.rights:
             node = preemptor.pool.nodes[position]
-            names: set[Team] = {a.workload.policy for a in node.allocations.values()}
+            names: set[Team] = {a.workload.team for a in node.allocations.values()}
             for other in node.beside:
-                names.update((preemptor.nearest(a), a.workload.policy) for a in other.allocations.values())
+                names.update((preemptor.nearest(a), a.workload.team) for a in other.allocations.values())
             self.judged[position] = {name: preemptor.standing(name) for name in names}, ranked
         return ranked
 
     def _catch_up(self, preemptor: Preemptor, bounds: VictimBounds) -> None:
-        """Drop the scores of touched nodes, and of nodes of policies with more candidates than before."""
+        """Drop the scores of touched nodes, and of nodes of teams with more candidates than before."""
         pool, ledger = preemptor.pool, preemptor.cluster.ledger
         changed = ledger.changed
         if self.changed < 0 or ("fair_share" in preemptor.rights and len(changed) > self.changed):
@@ -119,9 +119,9 @@ class Ranking:
             grown = self._grown((pool.pool.name, *pool.beside), changed[self.changed :])
             if grown and pool.beside:
                 positions.update(self._beside_of(preemptor, grown))
-            policies = preemptor.became_candidates(grown) if grown else ()
-            if policies:
-                positions.update(node.position for node in pool.nodes if _hosts_any(node, policies))
+            candidates_of = preemptor.became_candidates(grown) if grown else ()
+            if candidates_of:
+                positions.update(node.position for node in pool.nodes if _hosts_any(node, candidates_of))
         for position in positions:
             preemptor.cluster.pause()
             self.scores.pop(position, None)
@@ -150,7 +150,7 @@ class Ranking:
         self.touched, self.changed = len(pool.touched), len(changed)
 
     def _beside_of(self, preemptor: Preemptor, grown: Iterable[Account]) -> set[int]:
-        """Return the nodes scored by work on other nodes of their hosts, of policies that now use more."""
+        """Return the nodes scored by work on other nodes of their hosts, of teams that now use more."""
         levels, ledger = {level for account in grown for level in account.chain}, preemptor.cluster.ledger
         beside = [team for team in self.heaps if isinstance(team, tuple)]
         teams = {team for team in beside if not levels.isdisjoint(ledger.account(team[1]).chain)}
@@ -172,9 +172,9 @@ class Ranking:
             self.lowest[line] = line.future
         return grown
 
-    def _enter(self, position: int, policy: Team, plain: Key, victims: Victims | None) -> None:
-        self.scores[position] = policy, plain, victims
-        heapq.heappush(self.heaps.setdefault(policy, []), (plain, position))
+    def _enter(self, position: int, team: Team, plain: Key, victims: Victims | None) -> None:
+        self.scores[position] = team, plain, victims
+        heapq.heappush(self.heaps.setdefault(team, []), (plain, position))
 
     def _judge(self, preemptor: Preemptor, position: int) -> Scored | None:
         candidates = self._candidates_at(preemptor, position)
@@ -188,14 +188,14 @@ class Ranking:
         candidates = preemptor.candidates_on(node)
         return candidates if candidates and enough_devices(preemptor, node, candidates) else []
 
-    def _top(self, preemptor: Preemptor, policy: Team, without: Collection[int]) -> Ranked | None:
-        heap = self.heaps[policy]
+    def _top(self, preemptor: Preemptor, team: Team, without: Collection[int]) -> Ranked | None:
+        heap = self.heaps[team]
         aside: list[tuple[Key, int]] = []
         top: Ranked | None = None
         while heap and top is None:
             plain, position = heap[0]
             known = self.scores.get(position)
-            if known is None or known[:2] != (policy, plain):
+            if known is None or known[:2] != (team, plain):
                 heapq.heappop(heap)
             elif position in without:
                 entry = heapq.heappop(heap)
@@ -209,7 +209,7 @@ class Ranking:
 
     def _still(self, preemptor: Preemptor, position: int, known: tuple[Team, Key, Victims | None]) -> Ranked | None:
         """Return a node's best set with its present key if the node has its score still; else enter what it has."""
-        policy, plain, victims = known
+        team, plain, victims = known
         if victims is not None:
             first = victims[0].allocation
             if len(victims) == 1 and not extra_workers(first) and preemptor.is_candidate(first):
@@ -217,19 +217,19 @@ class Ranking:
         scored = self._judge(preemptor, position)
         if scored is None:
             del self.scores[position]
-            if isinstance(policy, tuple):
+            if isinstance(team, tuple):
                 self.mixed.add(position)  # its team in the other pool may have candidates again, untouched
             return None
         now = _without_share(scored[0])
         if now == plain:
-            self.scores[position] = policy, plain, scored[1]
+            self.scores[position] = team, plain, scored[1]
             return Ranked(scored[0], position, scored[1])
-        self._enter(position, policy, now, scored[1])
+        self._enter(position, team, now, scored[1])
         return None
 
 
 def _share(preemptor: Preemptor, team: Team) -> int:
-    """Return a policy's share in the pool of its candidates."""
+    """Return a team's share in the pool of its candidates."""
     pool, name = team if isinstance(team, tuple) else (preemptor.pool.pool.name, team)
     return preemptor.cluster.ledger.account(name).share(pool)
 
@@ -247,8 +247,8 @@ def _better(one: Ranked | None, other: Ranked | None) -> Ranked | None:
     return min(one, other, key=lambda ranked: ranked[:2])
 
 
-def _hosts_any(node: NodeState, policies: Collection[str]) -> bool:
-    return any(a.workload.policy in policies for a in node.allocations.values())
+def _hosts_any(node: NodeState, teams: Collection[str]) -> bool:
+    return any(a.workload.team in teams for a in node.allocations.values())
 
 
 def enough_devices(preemptor: Preemptor, node: NodeState, candidates: Sequence[Allocation]) -> bool:
@@ -266,14 +266,14 @@ def enough_devices(preemptor: Preemptor, node: NodeState, candidates: Sequence[A
 
 
 def _without_share(key: Key) -> Key:
-    """Return a key without the policy's share, which moves the keys of all its nodes alike."""
+    """Return a key without the team's share, which moves the keys of all its nodes alike."""
     stops, gpus, withdrawn, protections, many, orders, given = key
     plain = [tuple((*order[:2], *order[3:]) for order in part) for part in (protections, orders)]
     return stops, gpus, withdrawn, plain[0], many, plain[1], tuple(given)
 
 
 def _with_share(plain: Key, share: int) -> Key:
-    """Return a plain key with its policy's share, as `key` would."""
+    """Return a plain key with its team's share, as `key` would."""
     stops, gpus, withdrawn, protections, many, orders, given = plain
     full = [[(*order[:2], -share, *order[2:]) for order in part] for part in (protections, orders)]
     return stops, gpus, withdrawn, full[0], many, full[1], list(given)

@@ -30,9 +30,9 @@ def could_return(preemptor: Preemptor, victim: Victim, gone: Victims) -> bool:
     if not victim.allocation.amount or not (victim.kind == STOP or replaced(preemptor, victim)):
         return False
     pools, priority, asks = cluster.pools_of(workload), cluster.priority(workload), preemptor.workload
-    if cluster.lowest(workload.policy, cluster.reach(cluster.account(workload), pools)) < priority:
+    if cluster.lowest(workload.team, cluster.reach(cluster.account(workload), pools)) < priority:
         return True
-    if cluster.settings.in_team_preemption and asks.policy == workload.policy and cluster.is_below(asks, priority):
+    if cluster.settings.in_team_preemption and asks.team == workload.team and cluster.is_below(asks, priority):
         return True
     if cluster.settings.fair_share == "reclaim":
         return True
@@ -88,13 +88,13 @@ def _evicts(preemptor: Preemptor, allocation: Allocation, gone: Victims, finds: 
         return "none"
     account, need, pools = cluster.account(workload), allocation.need, cluster.pools_of(workload)
     for pool in pools:
-        may_run = account.policy.weight != "None" or _in_quota(preemptor, workload, pool, gone)
+        may_run = account.team.weight != "None" or _in_quota(preemptor, workload, pool, gone)
         if may_run and allowed(cluster, account, pool, need.total, True) and find(pool, need, True):
             return "none"  # it restarts without evicting
     quota = {pool.pool.name: _in_quota(preemptor, workload, pool, gone) for pool in pools}
     for pool in sorted(pools, key=lambda pool: not quota[pool.pool.name]):  # in quota first
         in_quota = quota[pool.pool.name]
-        if not in_quota and account.policy.weight == "None":
+        if not in_quota and account.team.weight == "None":
             continue
         for rights in rights_of(cluster, workload, account, pool, in_quota):
             if finds(Preemptor(cluster, workload, need, account, pool, rights)):

@@ -47,7 +47,7 @@ class Victim(NamedTuple):
         return tuple((pool.pool.name, amount) for pool, amount in shares)
 
     def counts_on(self, quota: QuotaLine) -> int:
-        """Return how much of that counts on a line of the victim's policy, or of a department above it."""
+        """Return how much of that counts on a line of the victim's team, or of a department above it."""
         counted = self.allocation.counts_on(quota)
         return counted if self.kind != SHRINK else min(counted, self.amount)
 
@@ -202,12 +202,12 @@ def protection(preemptor: Preemptor, victim: Victim) -> tuple[object, ...]:
 
 
 class _Item(NamedTuple):
-    """A unit of a policy's usage: a job, an extra worker, or the least workers of a gang."""
+    """A unit of a team's usage: a job, an extra worker, or the least workers of a gang."""
 
     evicted: bool
     """Starts that are withdrawn go first: what only they put above its reservation is no candidate."""
     always: bool
-    """What can be evicted whatever its policy uses goes last: what it puts above its reservation is a candidate."""
+    """What can be evicted whatever its team uses goes last: what it puts above its reservation is a candidate."""
     amount: int
     order: tuple[object, ...]
     block: bool
@@ -220,14 +220,14 @@ def in_legal_order(preemptor: Preemptor, victims: Victims) -> Victims | None:
         return victims if preemptor.may_evict_now(victims[0].allocation) else None
     items = sorted(item for victim in victims for item in items_of(preemptor, victim))
     held_by = [
-        (of.workload.policy, preemptor.nearest(of) if of.shares else of.pool.pool.name)
+        (of.workload.team, preemptor.nearest(of) if of.shares else of.pool.pool.name)
         for of in [item.victim.allocation for item in items]
     ]
     last = {held_by[at]: at for at, item in enumerate(items) if not item.always}
     deciding = set(last.values())
     before = dict(preemptor.gone), dict(preemptor.gone_on)
     legal = True
-    for at, item in enumerate(items):  # the more is gone, the less is legal: the last of each policy in a pool decides
+    for at, item in enumerate(items):  # the more is gone, the less is legal: the last of each team in a pool decides
         if at in deciding and not preemptor.may_evict_now(item.victim.allocation):
             legal = False
             break
