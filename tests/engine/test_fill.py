@@ -15,7 +15,7 @@ version: 1
 pools:
   - {name: p, kind: KIND}
 profiles: [{name: one, gpus: 1}]
-teams: [{name: a, users: [mia]}]
+policies: [{name: a, users: [mia]}]
 """
 
 

@@ -39,19 +39,19 @@ now: 2026-01-01T12:00:00Z
 settings: {consolidation: true, victim_order: newest, starvation_after: 86400, history_half_life: 0}
 pools:    [{name: h100, resource: nvidia.com/gpu, capacity: null, strategy: pack, profiles: [gpu3]}]
 nodes:    [{name: n1, pool: h100, gpus: 10, cpu: 128, memory: 1048576, ready: true, foreign: {gpus: 0}}]
-profiles: [{name: gpu3, gpus: 3, workers: 1, cpu: 0, memory: 0, pools: [h100], teams: [rnd, [devops]]}]
-teams:
+profiles: [{name: gpu3, gpus: 3, workers: 1, cpu: 0, memory: 0, pools: [h100], policies: [rnd, [devops]]}]
+policies:
   - {name: rnd, title: "R&D", weight: Medium, priority: 0, quotas: [{pools: [h100], reserved: 5, limit: 9, lend: 5}]}
   - {name: devops, quotas: [{reserved: 5, limit: 9}]}
 workloads:
-  - {id: j1, kind: job, team: rnd, profile: gpu3, owner: ana, priority: normal, preemptible: true,
+  - {id: j1, kind: job, policy: rnd, profile: gpu3, owner: ana, priority: normal, preemptible: true,
      submitted_at: 2026-01-01T11:00:00Z, state: running, started_at: 2026-01-01T11:00:05Z,
      placement: [{node: n1}], last_checkpoint_at: null}
-  - {id: j2, team: rnd, profile: gpu3, submitted_at: "2026-01-01T11:00:01Z", state: running, started_at: 1767265206,
+  - {id: j2, policy: rnd, profile: gpu3, submitted_at: "2026-01-01T11:00:01Z", state: running, started_at: 1767265206,
      placement: [{node: n1}]}
-  - {id: j3, team: rnd, profile: gpu3, submitted_at: 2026-01-01T11:00:02, state: running,
+  - {id: j3, policy: rnd, profile: gpu3, submitted_at: 2026-01-01T11:00:02, state: running,
      started_at: 2026-01-01T11:00:07Z, placement: [{node: n1}]}
-  - {id: d1, team: devops, profile: gpu3, owner: bo, submitted_at: 2026-01-01T11:59:00Z}
+  - {id: d1, policy: devops, profile: gpu3, owner: bo, submitted_at: 2026-01-01T11:59:00Z}
 """
 
 

@@ -302,11 +302,11 @@ version: 1
 now: 1000
 pools: [{name: p}]
 nodes: [{name: n1, pool: p, gpus: 0, cpu: 8}]
-profiles: [{name: cpu, gpus: 0, cpu: 4, pools: [p], teams: [a]}, {name: g1, gpus: 1, pools: [p], teams: [a]}]
-teams: [{name: a}]
+profiles: [{name: cpu, gpus: 0, cpu: 4, pools: [p], policies: [a]}, {name: g1, gpus: 1, pools: [p], policies: [a]}]
+policies: [{name: a}]
 workloads:
-  - {id: w1, team: a, profile: cpu, state: running, started_at: 1, placement: [{node: n1, gpu_share: 0}]}
-  - {id: w2, team: a, profile: g1, gpus: 0, submitted_at: 5}
+  - {id: w1, policy: a, profile: cpu, state: running, started_at: 1, placement: [{node: n1, gpu_share: 0}]}
+  - {id: w2, policy: a, profile: g1, gpus: 0, submitted_at: 5}
 """
     snapshot = read_snapshot(text)
     assert [profile.gpus for profile in snapshot.profiles] == [0, 1000]
