@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from makeway_quota.autoscale.demand import MachineDemand, PendingWork
+from makeway_quota.autoscale.demand import MachineDemand, PendingWork, PlacedWork
 from makeway_quota.autoscale.deployment import Deployment, MachineType
 from makeway_quota.autoscale.instances import InstanceList
 from makeway_quota.autoscale.machine import Machine, MachineObservation
@@ -56,6 +56,9 @@ class Fleet:
     """machines that the pending work was compared with; None: all that are ready"""
     store: MemoryMachineStore = field(default_factory=MemoryMachineStore)
     listening: float = START
+    placed: Sequence[PlacedWork] = ()
+    submitted: dict[str, float] = field(default_factory=dict)
+    boots: dict[str, float] = field(default_factory=dict)
     reports: list[tuple[str, MachineObservation]] = field(default_factory=list)
     ids: Any = field(default_factory=lambda: itertools.count(1))
 
@@ -74,9 +77,11 @@ class Fleet:
                 lists = ()
         ready = frozenset(row.id for row in self.rows if row.state == "ready")
         nodes = ready if self.nodes is None else self.nodes
-        work = MachineDemand(tuple(self.pending), nodes, dict(self.busy), self.nominated) if demand else None
+        work = MachineDemand(
+            tuple(self.pending), nodes, dict(self.busy), self.nominated, tuple(self.placed), dict(self.submitted)
+        )
         reports, self.reports = tuple(self.reports), []
-        return StepInput(self.now, self.listening, work, lists, reports)
+        return StepInput(self.now, self.listening, work if demand else None, lists, reports, boots=dict(self.boots))
 
     def cycle(self, *, deleting: bool = False, **options: bool) -> StepResult:
         seen = self.seen(**options)

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from makeway_quota.autoscale.demand import PendingWork
 from makeway_quota.autoscale.deployment import MachineType
-from makeway_quota.autoscale.rooms import GPU, UNLIMITED, MachineRoom, Rooms, TakenRoom, fits_on
+from makeway_quota.autoscale.placement.rooms import GPU, UNLIMITED, MachineRoom, Rooms, TakenRoom, fits_on
 
 
 def some_work(random: Random) -> PendingWork:

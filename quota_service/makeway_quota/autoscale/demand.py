@@ -33,18 +33,34 @@ class PendingWork(NamedTuple):
         return self[1:]
 
 
+class PlacedWork(NamedTuple):
+    """A worker that holds room of a machine: `milli` on each of some devices, CPU and memory."""
+
+    workload: str
+    machine: str
+    devices: tuple[int, ...] = ()
+    milli: int = 0
+    cpu: int = 0
+    memory: int = 0
+    ends_at: float | None = None
+    """when its room is certainly free, as its time is limited; None where that is not known"""
+
+
 @dataclass(frozen=True, slots=True)
 class MachineDemand:
     """The work of one cycle. `pending` is in the order of rights.
 
     `nodes`: the machines whose room was counted when `pending` was found; one that is ready and not among them has room
-    besides. `busy`: how much work has rows on each machine; `nominated`: machines that keep room for work.
+    besides. `busy`: how much work has rows on each machine; `nominated`: machines that keep room for work. `placed`:
+    what holds the room of machines, and `submitted`: when pending work was, both only where a step asks for them.
     """
 
     pending: tuple[PendingWork, ...] = ()
     nodes: frozenset[str] = frozenset()
     busy: Mapping[str, int] = field(default_factory=dict)
     nominated: frozenset[str] = frozenset()
+    placed: tuple[PlacedWork, ...] = ()
+    submitted: Mapping[str, float] = field(default_factory=dict)
 
     def used(self, machine: str) -> bool:
         """Whether work has a row on a machine, or is about to."""

@@ -143,6 +143,10 @@ class Deployment:
         """Return a machine type, None if the document does not name it any more."""
         return next((one for one in self.types if one.name == name), None)
 
+    def types_of(self, pool: str) -> tuple[MachineType, ...]:
+        """Return the machine types of a pool, the preferred ones first."""
+        return tuple(one for one in self.types if one.pool == pool)
+
     def windows(self, name: str) -> Windows:
         """Return the time-outs of machines of a type; of one that is not there any more, those of the deployment."""
         result = self.type(name)

@@ -16,7 +16,7 @@ from .budget import Money, count_money
 from .demand import MachineDemand, PendingWork
 from .deployment import Deployment, MachineType
 from .machine import CANCELLABLE, Machine
-from .rooms import fits_on
+from .placement.rooms import fits_on
 from .sizing import LaunchRefusal, size
 from .step import MachineRows
 
@@ -107,7 +107,7 @@ def outlook(
     asked = demand.pending[-1]
     sized = replace(deployment, paused=True) if deleting else deployment
     money = count_money(deployment, rows.machines, rows.closed, now)
-    sizing = size(sized, rows.machines, demand, rows.backoffs, money, now)
+    sizing = size(sized, rows.machines, demand, rows.backoffs, money, now, boots)
     places = sizing.served.get(asked.workload, ())
     existing = tuple(one for one in places if isinstance(one, str))
     launches = [sizing.launches[one] for one in places if isinstance(one, int)]

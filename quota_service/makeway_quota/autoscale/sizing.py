@@ -2,7 +2,8 @@
 
 Each pending workload takes room once, over all types and pools: first on machines that drain and may come back, then on
 those that are on their way, then on those that this cycle launches, and only then on a new one of the first type that
-fits and has room. A workload whose workers do not all get room launches nothing. Pure; called by `step`.
+fits and has room. A workload whose workers do not all get room launches nothing, nor does one whose room is certain to
+be free before a new machine would be ready. Pure; called by `step`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from .budget import Money, ending_seconds, refusal, with_launch
 from .demand import MachineDemand, PendingWork
 from .deployment import Deployment, MachineType
 from .machine import CANCELLABLE, Machine, Market
-from .rooms import MachineRoom, Rooms, TakenRoom, fits_on
+from .placement.releases import Releases
+from .placement.rooms import MachineRoom, Rooms, TakenRoom, fits_on
 
 ORDER = {"ready": 0, "draining": 1, "joining": 2, "booting": 3, "requested": 4}
 """Whose room is taken first: of the machine that will be ready first"""
@@ -67,6 +69,7 @@ class _Sizer:
     total: int
     of_type: Counter[str]
     rooms: Rooms
+    releases: Releases
     launches: list[Launch] = field(default_factory=list)
     refusals: list[LaunchRefusal] = field(default_factory=list)
     without_room: set[tuple[object, ...]] = field(default_factory=set)
@@ -80,8 +83,13 @@ class _Sizer:
         taken: list[TakenRoom] = []
         launches, money = len(self.launches), self.money
         misses = self.rooms.misses(work.pools) if work.workers > 1 else {}
-        for _ in range(work.workers):
-            result = self.rooms.take(work) or self._on_new(work)
+        for number in range(work.workers):
+            result = self.rooms.take(work)
+            if result is None and len(self.launches) == launches and self._held(work, work.workers - number):
+                for one in taken:
+                    one.room.used = True
+                return False
+            result = result or self._on_new(work)
             if result is None:
                 if taken:
                     self.rooms.undo(taken, len(self.launches) - launches, misses)
@@ -94,11 +102,20 @@ class _Sizer:
         self.served[work.workload] = [one.room for one in taken]
         return True
 
+    def _held(self, work: PendingWork, workers: int) -> bool:
+        """Whether so many workers wait for room that is certain to be free before a new machine would be ready."""
+        kind = next(
+            (kind for pool in work.pools for kind in self.deployment.types_of(pool) if fits_on(kind, work)), None
+        )
+        until = None if kind is None or self.deployment.paused else self.releases.take(work, workers, kind.name)
+        if kind is None or until is None:
+            return False
+        self._refuse(work.workload, kind, "soon_free", until)
+        return True
+
     def _on_new(self, work: PendingWork) -> TakenRoom | None:
         for pool in work.pools:
-            for kind in self.deployment.types:
-                if kind.pool != pool:
-                    continue
+            for kind in self.deployment.types_of(pool):
                 if not fits_on(kind, work):
                     self._refuse(work.workload, kind, "too_small")
                 elif self.open(kind, work.workload):
@@ -157,15 +174,20 @@ def size(
     backoffs: Sequence[LaunchBackoff],
     money: Money,
     now: float,
+    boots: Mapping[str, float] | None = None,
 ) -> Sizing:
-    """Return the launches of a cycle. `money` is the money of the machines, by `budget.count_money`."""
+    """Return the launches of a cycle. `money` is the money of the machines, by `budget.count_money`.
+
+    `boots`: how long a boot takes, by type, where known: without, no launch is held for room that will be free.
+    """
     rows = [machine for machine in machines if not machine.over]
     types: Mapping[str, MachineType] = {kind.name: kind for kind in deployment.types}
     coming = [row for row in rows if row.type in types and _has_room(row, demand)]
     rooms = Rooms(
         MachineRoom.of(types[row.type], row) for row in sorted(coming, key=lambda row: (ORDER[row.state], row.id))
     )
-    sizer = _Sizer(deployment, backoffs, now, money, len(rows), Counter(row.type for row in rows), rooms)
+    releases = Releases(rows, types, demand, boots or {}, now)
+    sizer = _Sizer(deployment, backoffs, now, money, len(rows), Counter(row.type for row in rows), rooms, releases)
     pending = [work for work in demand.pending if deployment.runs_sessions or not work.session]
     unserved = tuple(work for work in pending if not sizer.place(work))
     for kind in deployment.types:

@@ -87,7 +87,8 @@ class StepInput:
 
     `listening`: since when this leader has received reports and known the demand. `clock_step`: by how many seconds the
     clock was set forward since the last step that was committed; rows are moved with it. `reports`: observations by
-    machine. `in_flight`: machines whose launch is under way, and instances whose end is.
+    machine. `in_flight`: machines whose launch is under way, and instances whose end is. `boots`: how long a boot
+    takes, by type, where known.
     """
 
     now: float
@@ -97,6 +98,7 @@ class StepInput:
     reports: tuple[tuple[str, MachineObservation], ...] = ()
     in_flight: frozenset[str] = frozenset()
     clock_step: float = 0.0
+    boots: Mapping[str, float] = field(default_factory=dict)
 
 
 class StepLeader(NamedTuple):
@@ -289,7 +291,7 @@ def step(
     refusals: tuple[LaunchRefusal, ...] = ()
     served: Mapping[str, tuple[str, ...]] | None = None
     if seen.demand is not None:
-        sizing = size(deployment, work.machines.values(), seen.demand, work.backoffs, money, seen.now)
+        sizing = size(deployment, work.machines.values(), seen.demand, work.backoffs, money, seen.now, seen.boots)
         unserved, refusals = sizing.unserved, sizing.refusals
         moment = StepTime(seen.now, seen.listening)
         for machine, decided in retire(deployment, work.machines.values(), seen.demand, sizing.needed, moment):

@@ -28,7 +28,7 @@ from .components import Components
 from .decisions import change_set_of, excluded, explain_excluded
 from .garbage import collect_less
 from .hub.membership import holds, is_new
-from .machines.cycle_demand import cycle_demand
+from .machines.cycle_demand import known_demand
 from .machines.machine_loop import MachineLoop
 from .planner import Planner
 from .reason_throttle import CATCH_UP, Explaining, ReasonThrottle
@@ -305,9 +305,8 @@ class Loop:
         """Report what this cycle knows of the work that machines are for."""
         if self.machine_loop is None or not self.machine_loop.active or self._demand is None:
             return
-        rows, nodes = await self.world.placed(), self.world.observed.nodes  # with the commits so far
-        machines = self.machine_loop.machines_on(nodes)
-        self.machine_loop.planned(cycle_demand(observed_at, self._demand, nodes, rows.values(), machines), self.term)
+        machines = self.machine_loop.machines_on(self.world.observed.nodes)
+        self.machine_loop.planned(await known_demand(self.world, self._demand, machines, observed_at), self.term)
 
     async def _record(self, now: float) -> None:
         """Write what was measured, and forget what this cycle looked at."""

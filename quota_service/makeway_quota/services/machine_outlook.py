@@ -166,7 +166,8 @@ def _size_for_offer(
     able = [one for one in serving if one.deployment.runs_sessions or not asked.session]
     if serving and not able:
         return replace(offer, demand=()), time.thread_time() - began
-    cycle = cycle_demand(0.0, offer.demand, nodes, rows.values(), machines)
-    demand = MachineDemand(cycle.pending, cycle.nodes, cycle.busy, cycle.nominated)
+    submitted = {one.id: rows[one.id].submitted_at if one.id in rows else now for one in offer.demand}
+    cycle = cycle_demand(0.0, offer.demand, nodes, rows.values(), machines, submitted)
+    demand = cycle.of(()) or MachineDemand()
     prospects = [outlook(one.deployment, one.rows, demand, one.boots, now, deleting=one.deleting) for one in able]
     return with_machines(offer, asked.pools[0], prospects, now), time.thread_time() - began

@@ -79,7 +79,7 @@ class SimulatedDeployment:
         work = demand.of(self.machines)
         reports = tuple(self._reports(demand))
         lists = (self._provider.list(self.deployment.name, now),)
-        seen = StepInput(now, self._listening, work, lists, reports)
+        seen = StepInput(now, self._listening, work, lists, reports, boots=dict.fromkeys(self.types, self._boot))
         result = cycle(self.store, self._provider, self.deployment, seen, self._leader)
         self._used = frozenset(row.id for row in self.machines if work is None or work.used(row.id))
         codes = {one.code for one in result.refusals}
@@ -169,8 +169,11 @@ class SimulatedMachines:
     def step(self, now: float, demand: Sequence[Demand], rows: Iterable[Workload]) -> bool:
         """Make a step of each deployment; return whether a plan may differ. `demand`: of the newest plan."""
         self.now = now
-        placed = [row for row in rows if row.placement or row.nomination]
-        known = cycle_demand(now, demand, self._statuses(), placed, {name: name for name in self.nodes})
+        known_rows = list(rows)
+        placed = [_running(row) for row in known_rows if row.placement or row.nomination]
+        submitted = {row.id: row.submitted_at for row in known_rows if row.state == "pending"} if demand else {}
+        machines = {name: name for name in self.nodes}
+        known = cycle_demand(now, demand, self._statuses(), placed, machines, submitted)
         moved = [one.step(now, known) for one in self.deployments]
         return any(moved)
 
@@ -214,6 +217,11 @@ class SimulatedMachines:
     def uses(self, now: float) -> tuple[MachineUse, ...]:
         """Return what each type of each deployment was used for until now."""
         return tuple(use for one in self.deployments for use in one.uses(now))
+
+
+def _running(row: Workload) -> Workload:
+    """Return a row as it is where jobs run: a simulation reports no start, as work begins with it."""
+    return row._replace(state="running") if row.state == "starting" else row
 
 
 def _node(machine: Machine, kind: MachineType) -> Node:

@@ -91,7 +91,7 @@ class Replay:
         self.changed = False
         self.passes = 0
         self.now = 0.0
-        self._alike: dict[tuple[str, int], Workload] = {}
+        self._alike: dict[tuple[str, int, float | None], Workload] = {}
         self._until: list[tuple[float, str]] = []
         self.accounting = Accounting(lambda: self.now)
         self._demand: tuple[Demand, ...] = ()
@@ -195,7 +195,7 @@ class Replay:
 
     def _like(self, arrival: Arrival) -> Workload:
         """Return the workload that all jobs with the same request begin as; made once."""
-        asked = arrival.profile, arrival.gpus
+        asked = arrival.profile, arrival.gpus, arrival.time_limit
         like = self._alike.get(asked)
         if like is None:
             name = arrival.profile or profile_name(arrival.gpus)
@@ -219,6 +219,7 @@ class Replay:
             cpu=profile.cpu,
             memory=profile.memory,
             grace=grace,
+            time_limit=arrival.time_limit,
         )
 
     def _sized(self, milli: int) -> Profile | None:

@@ -23,7 +23,8 @@ class Arrival:
     """One job: milli-GPUs in all, submitted at `submit` seconds, with `duration` seconds of work.
 
     `until`: it goes at this moment whether it ran or not (demand that was observed, not work to be done);
-    `duration` does not count then. `profile` empty: the one for its number of GPUs.
+    `duration` does not count then. `profile` empty: the one for its number of GPUs. `time_limit`: the most
+    seconds that it runs, as is known before; at least `duration`.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Arrival:
     owner: str = ""
     profile: str = ""
     until: float | None = None
+    time_limit: float | None = None
 
 
 def read_trace(file: Path) -> list[Arrival]:

@@ -45,6 +45,7 @@ REASONS: Mapping[str, str] = {
     "invalid": "The provider does not take the request.",
     "boot_failed": "Machines of this type did not become ready.",
     "spot_lost": "The provider takes back spot machines of this type.",
+    "soon_free": "Jobs that reach their time limit make room before it would be ready.",
 }
 """By the code of the cause: of states, of failures of launches, and of launches that are not made"""
 
@@ -186,6 +187,7 @@ CAUSES: Mapping[str, Callable[[FactValues], str]] = {
     "boot_failed": lambda v: f"machines of type {v['type']} did not become ready",
     "spot_lost": lambda v: f"the provider takes back spot machines of type {v['type']}",
     "no_answer": lambda v: f"the provider did not answer the last launch of type {v['type']}",
+    "soon_free": lambda v: f"jobs that reach their time limit make room before one of type {v['type']} would be ready",
 }
 """By the code of the cause for which no machine is launched: what follows `No machine is coming for it:`"""
 NAME_FIRST = frozenset({"paused", "deleting", "price_unknown"})

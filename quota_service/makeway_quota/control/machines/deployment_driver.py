@@ -187,6 +187,7 @@ class DeploymentDriver:
             observed,
             frozenset(self._in_flight),
             term.clock_step,
+            self._boots or {},
         )
         fresh = None if demand is None or demand.began <= term.changed_at else demand
         result = await asyncio.to_thread(self._step, term.number, seen, fresh, self.deployment, self.deleting)

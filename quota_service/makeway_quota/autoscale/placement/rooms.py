@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .demand import PendingWork
-from .deployment import MachineType
-from .machine import Machine
+from ..demand import PendingWork
+from ..deployment import MachineType
+from ..machine import Machine
 
 GPU = 1000
 BLOCK = 32

@@ -1,0 +1,1 @@
+"""The room of machines: what work takes, and what is certain to be free."""
