@@ -225,3 +225,24 @@ def test_a_start_makes_way_where_its_team_uses_more_than_it_reserves_without_it(
     assert not plan.start
     assert [(eviction.id, eviction.preemptor) for eviction in plan.evict] == [("old", "asks")]
     assert [(move.id, move.preemptor) for move in plan.move] == [("mine", "asks")]
+
+
+@pytest.mark.covers("F16", "F17")
+@pytest.mark.parametrize("shrinks", [True, False])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_job_over_quota_preempts_none_that_would_return_at_the_cost_of_a_gang_that_shrinks(
+    engine: str, shrinks: bool
+) -> None:
+    world = World(consolidation=False).pool("p", gpus=2).pool("q", gpus=1).team("a").team("c", 1)
+    world.team("b", 1, pools=("p",)).profile("any", 1, pools=("q", "p")).profile("there", 1, pools=("q",))
+    world.profile("gang", 1, workers=2, min_workers=1, pools=("p",))
+    world.submit("elastic", "a", "gang")
+    both = (Placed(0, "p-1", (0,)), Placed(1, "p-1", (1,)))
+    world.change("elastic", state="running", placement=both, started_at=world.now)
+    world.run("low", "b", "any", "q-1").submit("owner", "c", "any")
+    assert [move.id for move in check(world, ENGINES[engine], Random(7)).move] == ["elastic"]
+    if not shrinks:
+        world.release().reconcile()
+        world.step()
+    world.submit("high", "b", "there", priority=1)
+    assert not check(world, ENGINES[engine], Random(7)).acts, "low would evict what the gang keeps"

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from engine.histories import HISTORIES
 from engine.sums import Sums
-from makeway_quota.engine import GPU, Workload
+from makeway_quota.engine import GPU, Plan, Workload
 from worlds import World
 
 SIZES = (1, 1, 2, 3)
@@ -97,6 +97,14 @@ def may_return_by_eviction(sums: Sums, preemptor: Workload, group: tuple[Workloa
     return any(use[victim.team] + sums.held(victim) <= reserved[victim.team] for victim in group)
 
 
+def orders(plan: Plan, sums: Sums) -> Iterator[tuple[Workload, ...]]:
+    """Iterate over the orders in which a plan may have chosen its victims: it lists those that move apart."""
+    evicted = [eviction.id for eviction in plan.evict]
+    for order in permutations(change.id for change in (*plan.evict, *plan.move)):
+        if [name for name in order if name in evicted] == evicted:
+            yield tuple(sums.live[name] for name in order)
+
+
 def judge(world: World, exact: bool) -> bool:
     """Compare the engine's victims with every possible set; return whether there was a set to compare."""
     sums = Sums(world.snapshot())
@@ -111,7 +119,7 @@ def judge(world: World, exact: bool) -> bool:
         own = True
         result = list(solutions(sums, preemptor, own))
     if chosen:
-        assert legal_in_order(sums, preemptor, chosen, own, usage(sums, preemptor)), "I3"
+        assert any(legal_in_order(sums, preemptor, order, own, usage(sums, preemptor)) for order in orders(plan, sums))
         assert fits(sums, preemptor, [w.id for w in chosen]), "I4"
         for one in chosen:
             assert not fits(sums, preemptor, [w.id for w in chosen if w is not one]), f"I4: {one.id} is needless"
@@ -126,12 +134,12 @@ def judge(world: World, exact: bool) -> bool:
 
 @pytest.mark.covers("F09", "F16", "F17", "F20", "F36", "F42")
 def test_the_engine_finds_the_fewest_victims_whenever_there_are_any() -> None:
-    assert sum(judge(crowded(Random(start)), exact=True) for start in (*range(600), 60104)) > 100
+    assert sum(judge(crowded(Random(start)), exact=True) for start in (*range(600), 4798, 60104)) > 100
 
 
 @pytest.mark.covers("F16", "F17")
 def test_the_engine_finds_victims_for_gangs_whenever_there_are_any() -> None:
-    assert sum(judge(crowded(Random(start), workers=2), exact=False) for start in range(400)) > 40
+    assert sum(judge(crowded(Random(start), workers=2), exact=False) for start in (*range(400), 3015, 3593)) > 40
 
 
 @pytest.mark.slow

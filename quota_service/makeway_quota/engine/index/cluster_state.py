@@ -378,6 +378,9 @@ class ClusterState:
         name = start.workload.id
         if name in self.fresh:
             start.fresh = sign < 0
+        elif self.allocations.get(name, start) is not start:  # a gang that shrinks, and holds more as yet
+            start.rest = sign > 0
+            self.shrunk.update({name: start}) if sign > 0 else self.shrunk.pop(name)
         else:
             start.rest = sign > 0
             for pool in start.pools:
@@ -402,6 +405,12 @@ class ClusterState:
         allocation = self.nominate(workload, need, parts)
         allocation.rest = True
         self.shrunk[workload.id] = allocation
+
+    def is_shrinking(self, nomination: Allocation | None) -> bool:
+        """Whether a nomination is what a gang keeps that gives up workers because of an earlier plan."""
+        if nomination is None or nomination.rest or nomination.workload.state != "checkpointing":
+            return False
+        return set(nomination.workload.nomination) <= set(nomination.workload.placement)
 
     def withdraw_nomination(self, workload: Workload) -> tuple[WorkerPlacement, ...]:
         """Withdraw a nomination and return its parts."""

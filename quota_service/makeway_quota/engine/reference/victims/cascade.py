@@ -25,7 +25,7 @@ def returns(cluster: Cluster, preemptor: Workload, victim: Workload, exists: Exi
     """Return how a victim could start again only by evicting, in a cluster that it has left.
 
     What starts by a nomination, as the preemptor will, cannot be evicted in this plan, but in the next one: then the
-    starts of this plan are running work like any other.
+    starts of this plan are running work like any other. So are gangs that shrink because of an earlier plan.
     """
     if (how := _evicts(cluster, victim, exists)) != "none":
         return how
@@ -33,11 +33,17 @@ def returns(cluster: Cluster, preemptor: Workload, victim: Workload, exists: Exi
     for name, started in later.running.items():
         if started.fresh and started.workload.nomination:
             later.running[name] = replace(started, fresh=False)
+    later.shrunk |= {name for name in later.nominations if _is_shrinking(cluster.live[name])}
     if (how := _evicts(later, victim, exists)) != "none":
         return how
     if (start := later.nominations.pop(preemptor.id, None)) is not None:
         later.running[preemptor.id] = start
     return "back" if _evicts(later, victim, exists) != "none" else "none"
+
+
+def _is_shrinking(workload: Workload) -> bool:
+    """Whether a gang gives up workers because of an earlier plan, and goes on with the others."""
+    return workload.state == "checkpointing" and set(workload.nomination) <= set(workload.placement)
 
 
 def _evicts(cluster: Cluster, victim: Workload, exists: Exists) -> Return:

@@ -48,7 +48,8 @@ def returns(preemptor: Preemptor, victims: Victims, parts: tuple[WorkerPlacement
     """Return how one of these evicted victims would return by evicting once the preemptor is placed; the worst of all.
 
     What starts by a nomination, as the preemptor will, cannot be evicted in this plan, but in the next one: then the
-    starts of this plan are running work like any other. A start that replaced one of the preemptor would do so again.
+    starts of this plan are running work like any other. So are gangs that shrink because of an earlier plan. A start
+    that replaced one of the preemptor would do so again.
     """
     returning = [victim.allocation for victim in victims if could_return(preemptor, victim, victims)]
     if not returning:
@@ -56,6 +57,7 @@ def returns(preemptor: Preemptor, victims: Victims, parts: tuple[WorkerPlacement
     cluster = preemptor.cluster
     start = cluster.nominate(preemptor.workload, preemptor.need, parts)
     starts = [allocation for allocation in cluster.fresh.values() if allocation.workload.nomination]
+    starts += filter(cluster.is_shrinking, map(cluster.nominations.get, cluster.nominees))
     again = {victim.allocation.workload.id for victim in victims if replaced(preemptor, victim)}
     ways: set[Return] = set()
     for victim in returning:
