@@ -406,9 +406,9 @@ class ClusterState:
         allocation.rest = True
         self.shrunk[workload.id] = allocation
 
-    def is_shrinking(self, nomination: Allocation | None) -> bool:
+    def is_shrinking(self, nomination: Allocation) -> bool:
         """Whether a nomination is what a gang keeps that gives up workers because of an earlier plan."""
-        if nomination is None or nomination.rest or nomination.workload.state != "checkpointing":
+        if nomination.rest or nomination.workload.state != "checkpointing":
             return False
         return set(nomination.workload.nomination) <= set(nomination.workload.placement)
 

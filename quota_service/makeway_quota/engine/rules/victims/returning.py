@@ -57,7 +57,8 @@ def returns(preemptor: Preemptor, victims: Victims, parts: tuple[WorkerPlacement
     cluster = preemptor.cluster
     start = cluster.nominate(preemptor.workload, preemptor.need, parts)
     starts = [allocation for allocation in cluster.fresh.values() if allocation.workload.nomination]
-    starts += filter(cluster.is_shrinking, map(cluster.nominations.get, cluster.nominees))
+    nominations = [cluster.nominations[name] for name in cluster.nominees if name in cluster.nominations]
+    starts += filter(cluster.is_shrinking, nominations)
     again = {victim.allocation.workload.id for victim in victims if replaced(preemptor, victim)}
     ways: set[Return] = set()
     for victim in returning:
