@@ -292,7 +292,7 @@ def in_quota_waits_only_without_legal_victims(facts: Facts, plan: Plan, after: S
     candidates = State(facts, after.held | fixed)
     for waiting in plan.pending:
         w = facts.live[waiting.id]
-        patient = facts.snapshot.now - w.submitted_at < facts.profile(w).reclaim_after
+        patient = facts.snapshot.now - w.submitted_at < facts.profile(w).patience(w.kind)
         if waiting.nomination or patient or not facts.request(w) or not facts.may_start(w):
             continue
         for pool in facts.pools_of(w):

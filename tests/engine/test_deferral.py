@@ -11,6 +11,7 @@ from engine.engines import ENGINES, differences
 from engine.mixed_worlds import contended_world, in_two_pools
 from engine.test_reference import world_of
 from makeway_quota.engine import Placed, Waiting, reference, schedule
+from makeway_quota.engine.what_if import WhatIf
 from makeway_quota.snapshot_file import read_snapshot
 from worlds import World
 
@@ -87,13 +88,13 @@ def test_a_job_that_no_eviction_would_help_does_not_wait_for_one(engine: str) ->
 
 @pytest.mark.covers("F82")
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kind", ["job", "session"])
-def test_a_wait_for_reclaim_after_ends_for_each_workload_at_its_own_time(kind: str, engine: str) -> None:
+@pytest.mark.parametrize("preemptible", [True, False])
+def test_a_wait_for_reclaim_after_ends_for_each_workload_at_its_own_time(preemptible: bool, engine: str) -> None:
     world = borrowed(3).profile("slow", 1, reclaim_after=60)
     world.engine = ENGINES[engine]
-    world.submit("b1", "b", "slow", kind=kind)
+    world.submit("b1", "b", "slow", preemptible=preemptible)
     world.now += 10
-    world.submit("b2", "b", "slow", kind=kind)
+    world.submit("b2", "b", "slow", preemptible=preemptible)
     plan = world.plan()
     assert {(w.code, w.rule) for w in plan.pending} == {("patience", "reclaim_after")}
     if engine == "fast":
@@ -101,6 +102,28 @@ def test_a_wait_for_reclaim_after_ends_for_each_workload_at_its_own_time(kind: s
         assert times == {name: world.workloads[name].submitted_at + 60 for name in ("b1", "b2")}
     world.now = world.workloads["b1"].submitted_at + 60
     assert [eviction.preemptor for eviction in world.plan().evict] == ["b1"]
+
+
+@pytest.mark.covers("F82")
+@pytest.mark.parametrize("engine", [*ENGINES, "offer"])
+@pytest.mark.parametrize("preemptible", [None, True])
+def test_a_notebook_evicts_at_once_where_a_job_of_its_profile_waits(engine: str, preemptible: bool | None) -> None:
+    """`reclaim_after` is for jobs: nobody sits in front of a notebook and waits for it."""
+    world = borrowed(3).profile("slow", 1, reclaim_after=60)
+    if engine == "offer":
+        what_if = WhatIf(world.snapshot())
+        offers = [what_if.offer("b", "slow", kind, preemptible=preemptible) for kind in ("job", "session")]
+        assert [(offer.code, offer.reason) for offer in offers] == [
+            ("wait", "patience"),
+            ("ready_after_reclaim", "reclaiming"),
+        ]
+        assert offers[0].numbers["reclaim_after"] == 60
+        return
+    world.engine = ENGINES[engine]
+    world.submit("job", "b", "slow").session("s", "b", "slow", preemptible=preemptible)
+    plan = world.plan()
+    assert [eviction.preemptor for eviction in plan.evict] == ["s"]
+    assert {waiting.id: waiting.code for waiting in plan.pending}["job"] == "patience"
 
 
 @pytest.mark.covers("F82")

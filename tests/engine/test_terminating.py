@@ -229,7 +229,7 @@ def test_the_incremental_engine_plans_as_a_new_one_while_pods_outlive_their_atte
 @pytest.mark.parametrize("blip", [False, True])
 @pytest.mark.parametrize("requeued", [False, True])
 def test_patience_that_ends_while_gpus_are_on_their_way_evicts_nothing(engine: str, blip: bool, requeued: bool) -> None:
-    """The victim terminates, or waits again while its pod still does, as the session's `reclaim_after` ends."""
+    """The victim terminates, or waits again while its pod still does, as the job's `reclaim_after` ends."""
     world = World().pool("p", nodes=2, gpus=1).team("a").team("b", 1).profile("one", 1, grace=60)
     world.profile("patient", 1, reclaim_after=20)
     for at in range(2):
@@ -237,7 +237,7 @@ def test_patience_that_ends_while_gpus_are_on_their_way_evicts_nothing(engine: s
         world.change(f"a{at}", placement=(Placed(0, f"p-{at + 1}", (0,)),))
     follower = Follower(world) if engine == "incremental" else None
     world.engine = ENGINES.get(engine, schedule)
-    world.session("s", "b", "patient")
+    world.submit("s", "b", "patient", preemptible=False)
     assert not world.step().evict
     world.now += 18
     world.change("a1", state="checkpointing", evicted_for="s", deadline=world.now + 60)

@@ -152,6 +152,10 @@ class Profile:
     time_limit: float | None = None
     models: tuple[str, ...] = ()
 
+    def patience(self, kind: Kind) -> float:
+        """Return how long work waits for free GPUs before it evicts others (rule 5.8); sessions do not."""
+        return 0.0 if kind == "session" else self.reclaim_after
+
 
 @dataclass(frozen=True, slots=True)
 class QuotaLine:

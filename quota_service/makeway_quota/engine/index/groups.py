@@ -231,14 +231,14 @@ class PendingWorkloads:
 
     def _patient(self, workload: Workload) -> bool:
         profile = self.cluster.profiles[workload.profile]
-        after = profile.reclaim_after  # a clock that was set back makes no workload older or younger than 0
+        after = profile.patience(workload.kind)  # a clock that was set back makes no workload older or younger than 0
         return after > 0.0 and self.cluster.now - workload.submitted_at < after
 
     def _enter(self, workload: Workload) -> None:
         cluster, w = self.cluster, workload
         need, patient = cluster.need(w), self._patient(w)
         if patient:
-            until = w.submitted_at + cluster.profiles[w.profile].reclaim_after
+            until = w.submitted_at + cluster.profiles[w.profile].patience(w.kind)
             heapq.heappush(self._patience, (until, w.id))
         own = w.id if self._nominated(w.id) else ""
         limit = cluster.time_limit(w) if self._by_time else None

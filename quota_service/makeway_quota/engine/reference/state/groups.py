@@ -97,7 +97,7 @@ def may_borrow(cluster: Cluster, workload: Workload) -> bool:
 
 def is_patient(cluster: Cluster, workload: Workload) -> bool:
     """Whether a workload still waits for free GPUs before anything is evicted for it."""
-    return max(0.0, cluster.now - workload.submitted_at) < cluster.profiles[workload.profile].reclaim_after
+    return max(0.0, cluster.now - workload.submitted_at) < cluster.profiles[workload.profile].patience(workload.kind)
 
 
 def waits_too_long(cluster: Cluster, workload: Workload) -> bool:

@@ -87,7 +87,7 @@ def _evicts(preemptor: Preemptor, allocation: Allocation, gone: Victims, finds: 
     cluster, workload = preemptor.cluster, allocation.workload
     if cannot_start_at_all(cluster, workload) is not None:
         return "none"
-    if max(0.0, cluster.now - workload.submitted_at) < cluster.profiles[workload.profile].reclaim_after:
+    if max(0.0, cluster.now - workload.submitted_at) < cluster.profiles[workload.profile].patience(workload.kind):
         return "none"
     account, need, pools = cluster.account(workload), allocation.need, cluster.pools_of(workload)
     for pool in pools:
