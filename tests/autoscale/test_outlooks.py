@@ -11,7 +11,8 @@ from autoscale.fleet import CLOUD, CPU_TYPE, EURO, GPU_TYPE, START, Fleet, drain
 from makeway_quota.autoscale.backoff import failed
 from makeway_quota.autoscale.demand import MachineDemand, PendingWork
 from makeway_quota.autoscale.prospects import outlook
-from makeway_quota.control.machines.machine_offers import about, with_machines
+from makeway_quota.control.machines.machine_offers import with_machines
+from makeway_quota.control.machines.machine_reasons import about
 from makeway_quota.engine.plan import Demand, Fact, Offer
 from makeway_quota.wording import sentence
 
@@ -212,3 +213,53 @@ def test_of_several_deployments_the_soonest_machine_is_offered_and_then_the_chea
 
 def test_an_estimate_is_rounded_up_as_people_give_it() -> None:
     assert [about(seconds) for seconds in (-5, 0.1, 8, 12, 119, 121, 180, 181)] == [10, 10, 10, 20, 120, 180, 180, 240]
+
+
+def offered_later(end: dict[str, Any], *, boots: Mapping[str, float] = BOOTS, fleet: Fleet | None = None) -> Offer:
+    """Return what a request gets that may evict others once a time is over."""
+    fact = Fact("patience", {"wait": 120.0})
+    fleet = fleet or Fleet(POOL)
+    demand = MachineDemand((gpu_work("?"),))
+    code = "protected" if "until" in end else "patience"
+    asked = (Demand("?", ("gpu",), 1, 2000, 0, 0),)
+    engine = Offer("rnd", "gpu2", "wait", code, (FULL, fact), demand=asked, numbers=end)
+    found = outlook(fleet.deployment, fleet.store.read("cloud"), demand, boots, fleet.now)
+    return with_machines(engine, "gpu", [found], fleet.now)
+
+
+@pytest.mark.covers("F54")
+@pytest.mark.parametrize("end", [{"reclaim_after": 200.0}, {"until": START + 200}])
+def test_an_offer_says_that_no_work_makes_way_where_a_machine_is_ready_in_time(end: dict[str, Any]) -> None:
+    offer = offered_later(end)
+    assert (offer.code, offer.reason, offer.seconds) == ("ready_after_launch", "waiting_for_node", 180)
+    assert words(offer) == (
+        "A machine of type g2 would be started: ready in about 3 min, about 3.10 EUR/h. "
+        "cloud has 0 of at most 3 machines. No other workload makes way for it unless the machine is late."
+    )
+
+
+@pytest.mark.covers("F54")
+@pytest.mark.parametrize("end", [{"reclaim_after": 120.0}, {"until": START + 120}])
+@pytest.mark.parametrize("boots", [BOOTS, {}], ids=["too late", "not known"])
+def test_an_offer_says_that_others_make_way_before_a_machine_is_ready(
+    end: dict[str, Any], boots: dict[str, float]
+) -> None:
+    offer = offered_later(end, boots=boots)
+    assert (offer.code, offer.reason) == ("wait", "protected" if "until" in end else "patience")
+    assert words(offer) == (
+        "0 of the 2 GPUs of pool gpu are free; this job needs 2. "
+        "It waits 2 min for free GPUs before another workload is preempted for it. "
+        f"A machine of type g2 would be started: {'ready in about 3 min' if boots else 'boot time not known yet'}, "
+        "about 3.10 EUR/h. cloud has 0 of at most 3 machines."
+    )
+    assert offer.numbers["price"] == 3.1
+
+
+@pytest.mark.covers("F54")
+def test_a_machine_that_boots_already_may_be_ready_in_time_where_a_new_one_is_not() -> None:
+    fleet = Fleet(POOL, pending=[gpu_work("gone")])
+    fleet.cycle()
+    fleet.now += 100
+    assert offered_later({"reclaim_after": 120.0}, fleet=fleet).code == "ready_after_launch"
+    fleet.now += 100
+    assert offered_later({"reclaim_after": 120.0}, fleet=fleet).code == "wait", "it is later than most"

@@ -203,3 +203,71 @@ def test_a_plan_that_is_the_same_as_before_has_the_same_groups() -> None:
 
 def test_nine_of_ten_boots_end_within_the_usual_time() -> None:
     assert usual_boots({"a": [10.0, 30.0, 20.0], "b": [], "c": list(range(1, 11))}) == {"a": 30.0, "c": 9}
+
+
+PATIENT = PendingReason(
+    "patience",
+    "reclaim_after",
+    (
+        Fact(
+            "no_free_gpus", {"free": 0, "total": 2, "pool": "lab", "needs": 2, "kind": "job", "workers": 1, "each": 2}
+        ),
+        Fact("patience", {"wait": 120.0}),
+    ),
+    {"reclaim_after": 120.0},
+    patience=120.0,
+)
+"""of work that may evict others two minutes after it was submitted"""
+
+
+def patient(fleet: Fleet, boots: dict[str, float], reason: PendingReason = PATIENT) -> Waiting:
+    """Return the reason of a job that was submitted at START, as its machine boots."""
+    plan = planned(("job-1",), reason)
+    [group] = plan.pending.groups  # type: ignore[attr-defined]
+    members = tuple(replace(one, submitted_at=START) for one in group.members)
+    plan = replace(plan, pending=Pending({}, [group._replace(members=members)]))
+    [waiting] = MachineReasons().refined(plan, [({"gpu"}, told(fleet, boots=boots))]).pending
+    return waiting
+
+
+@pytest.fixture
+def boots_for_one() -> Fleet:
+    fleet = fleet_of(POOL, gpu_work())
+    fleet.cycle()
+    fleet.now += 20
+    return fleet
+
+
+@pytest.mark.covers("F54")
+def test_a_machine_that_is_ready_before_the_patience_ends_is_waited_for(boots_for_one: Fleet) -> None:
+    waiting = patient(boots_for_one, {"g2": 110.0})
+    assert (waiting.code, waiting.not_before) == ("waiting_for_node", START + 110)
+    assert sentence(waiting.facts) == (
+        "Waiting for a machine: booting, about 3.00 EUR/h. cloud has 1 of at most 3 machines. "
+        "No other workload makes way for it unless the machine is late."
+    )
+
+
+@pytest.mark.covers("F54")
+@pytest.mark.parametrize("boot", [300.0, 10.0, None], ids=["later", "late", "not known"])
+def test_others_make_way_before_a_machine_that_is_ready_too_late(boots_for_one: Fleet, boot: float | None) -> None:
+    waiting = patient(boots_for_one, {} if boot is None else {"g2": boot})
+    assert (waiting.code, waiting.rule, waiting.not_before) == ("patience", "reclaim_after", START + 120)
+    state = {300.0: "booting, ready about 3 min after that", 10.0: "booting, later than most", None: "booting"}[boot]
+    assert sentence(waiting.facts) == (
+        "0 of the 2 GPUs of pool lab are free; this job needs 2. "
+        "It waits 2 min for free GPUs before another workload is preempted for it. "
+        f"Waiting for a machine: {state}, about 3.00 EUR/h. cloud has 1 of at most 3 machines."
+    )
+    assert waiting.numbers["machines"] == 1
+
+
+@pytest.mark.covers("F54")
+def test_the_end_of_a_protection_counts_as_that_of_patience(boots_for_one: Fleet) -> None:
+    victim = {"victim": "v", "team": "b", "kind": "job", "owner": "bob", "gpus": 2, "min_runtime": 600.0, "others": 0}
+    protected = replace(PATIENT, code="protected", rule="min_runtime", not_before=START + 200, patience=0.0)
+    protected = replace(protected, facts=(Fact("protected", victim),))
+    assert patient(boots_for_one, {"g2": 180.0}, protected).code == "waiting_for_node"
+    waiting = patient(boots_for_one, {"g2": 230.0}, protected)
+    assert (waiting.code, waiting.not_before) == ("protected", START + 200)
+    assert "booting, ready about 30 s after that" in sentence(waiting.facts)

@@ -108,7 +108,7 @@ def test_a_wait_for_reclaim_after_ends_for_each_workload_at_its_own_time(preempt
 @pytest.mark.parametrize("engine", [*ENGINES, "offer"])
 @pytest.mark.parametrize("preemptible", [None, True])
 def test_a_notebook_evicts_at_once_where_a_job_of_its_profile_waits(engine: str, preemptible: bool | None) -> None:
-    """`reclaim_after` is for jobs: nobody sits in front of a notebook and waits for it."""
+    """`reclaim_after` is for jobs: a person waits for a notebook."""
     world = borrowed(3).profile("slow", 1, reclaim_after=60)
     if engine == "offer":
         what_if = WhatIf(world.snapshot())

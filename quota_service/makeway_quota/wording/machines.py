@@ -82,7 +82,10 @@ def _has(v: FactValues) -> str:
 
 
 def machine_coming(v: FactValues) -> str:
-    """Return which machines are coming for a workload: `Waiting for a machine: booting, about 3.10 EUR/h. …`."""
+    """Return which machines are coming for a workload: `Waiting for a machine: booting, about 3.10 EUR/h. …`.
+
+    `after`: the seconds from when others make way for it until they are ready.
+    """
     many, booting, ready = v["machines"], v["booting"], v["ready"]
     if many > 1:
         states = [f"{booting} of {many} booting"] + ([f"{ready} ready"] if ready else [])
@@ -91,6 +94,8 @@ def machine_coming(v: FactValues) -> str:
         head = f"Waiting for a machine: {'ready in a moment' if ready else 'booting' if booting else 'being launched'}"
     if v["late"]:
         head += ", later than most"
+    if "after" in v:
+        head += f", ready about {duration(v['after'])} after that"
     if "price" in v:
         head += f", about {_money(v['price'], v['currency'])}/h"
     return f"{head}. {_has(v)}."

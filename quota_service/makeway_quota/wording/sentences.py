@@ -405,6 +405,7 @@ SENTENCES: Mapping[str, Sentence] = {
         f"and has no room left for this {v['kind']}."
     ),
     "machine_coming": lambda v, n: machine_coming(v),
+    "machine_in_time": lambda v, n: "No other workload makes way for it unless the machine is late.",
     "machine_undecided": lambda v, n: f"Whether a machine of {_pool(v, n)} comes for it is decided in a moment.",
     "no_deployment": lambda v, n: f"No machine is coming for it: no deployment launches machines for {_pool(v, n)}.",
     "no_deployment_offered": lambda v, n: (

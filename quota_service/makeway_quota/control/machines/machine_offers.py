@@ -12,10 +12,7 @@ from dataclasses import replace
 from ...autoscale.budget import UNIT
 from ...autoscale.prospects import Coming, NotComing, Prospect, WouldLaunch
 from ...engine.plan import Fact, Number, Offer
-from .machine_reasons import COMES, NONE_COMES, OWN_END, kept, launch_facts
-
-ROUGH = 120.0
-"""Seconds below which an estimate is in tens of seconds, above in minutes"""
+from .machine_reasons import COMES, NONE_COMES, OWN_END, about, is_in_time, kept, launch_facts
 
 
 def with_machines(offer: Offer, pool: str, prospects: Sequence[Prospect | WouldLaunch | None], now: float) -> Offer:
@@ -36,12 +33,6 @@ def with_machines(offer: Offer, pool: str, prospects: Sequence[Prospect | WouldL
     if none.until is not None and none.until > now:
         facts = (*facts, Fact("next_launch", {"seconds": about(none.until - now)}))
     return _without(offer, facts, {**values, "causes": tuple(dict.fromkeys(cause.code for cause in none.causes))})
-
-
-def about(seconds: float) -> int:
-    """Return an estimate as people give it: in tens of seconds, or in minutes, rounded up."""
-    step = 10 if seconds < ROUGH else 60
-    return max(step, math.ceil(seconds / step) * step)
 
 
 def _seconds(one: WouldLaunch | Coming, now: float) -> float | None:
@@ -68,14 +59,26 @@ def _with_machine(offer: Offer, one: WouldLaunch | Coming, now: float) -> Offer:
         values["seconds"] = about(seconds)
     if one.price is not None:
         values |= {"price": one.price / UNIT, "currency": one.currency}
+    facts: tuple[Fact, ...] = (Fact(code, values),)
+    if (end := _others_make_way(offer, now)) is not None:
+        if not is_in_time(None if seconds is None else now + seconds, end, values):
+            return replace(offer, facts=(*offer.facts, *facts), numbers={**offer.numbers, **values})
+        facts = (*facts, Fact("machine_in_time"))
     return replace(
         offer,
         code="ready_after_launch",
         reason=COMES,
-        facts=(Fact(code, values),),
+        facts=facts,
         seconds=None if seconds is None else about(seconds),
         numbers=values,
     )
+
+
+def _others_make_way(offer: Offer, now: float) -> float | None:
+    """Return when others make way for the request if it is made now; None where they never do."""
+    if offer.reason == "patience":
+        return now + float(str(offer.numbers["reclaim_after"]))
+    return float(str(offer.numbers["until"])) if offer.reason == "protected" else None
 
 
 def _without(offer: Offer, facts: tuple[Fact, ...], values: dict[str, Number]) -> Offer:

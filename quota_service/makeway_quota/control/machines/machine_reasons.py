@@ -8,6 +8,7 @@ this is being decided.
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -24,9 +25,11 @@ COMES: Code = "waiting_for_node"
 NONE_COMES: Code = "no_machine"
 RULE = "scale_up"
 OWN_END = frozenset({"patience", "protected"})
-"""Reasons that end by themselves; that no machine is coming follows them"""
+"""Reasons that end by themselves, as others make way then; a machine that is ready before that comes first"""
 SAYS_NOTHING = frozenset({"too_large", "too_large_together", "node_failed"})
 """Reasons that the nodes of today give, where a machine would have room"""
+ROUGH = 120.0
+"""Seconds below which an estimate is in tens of seconds, above in minutes"""
 NEW_GROUP = 1 << 40
 """Above the numbers of the engine's groups"""
 
@@ -117,7 +120,7 @@ def _divided(
         else:
             reason = expected.reason(workload.id, asked)
             if "machines" in reason.numbers:
-                single[workload.id] = reason.to(workload)
+                single[workload.id] = _sooner(engine.to(workload), reason, workload)
             else:
                 last, alike = prospect, divided.setdefault(id(reason), (reason, []))[1]
                 alike.append(workload)
@@ -136,6 +139,32 @@ def _together(engine: PendingReason, reason: PendingReason) -> PendingReason:
     if engine.code in OWN_END:
         return replace(engine, more=(*engine.more, *reason.facts))
     return replace(reason, facts=(*kept(engine.facts), *reason.facts), more=engine.more)
+
+
+def _sooner(waiting: Waiting, coming: PendingReason, workload: Workload) -> Waiting:
+    """Return what comes first for a workload by the order of rights: its machine, or that others make way for it."""
+    end = waiting.not_before if waiting.code in OWN_END else None
+    if end is None:
+        return coming.to(workload)
+    [fact], values = coming.facts, coming.numbers
+    if is_in_time(coming.not_before, end, values):
+        return replace(coming, facts=(fact, Fact("machine_in_time"))).to(workload)
+    if coming.not_before is not None:
+        fact = Fact(fact.code, {**fact.values, "after": about(coming.not_before - end)})
+    return replace(waiting, facts=(*waiting.facts, fact), numbers={**waiting.numbers, **values})
+
+
+def is_in_time(ready_at: float | None, end: float, values: Numbers) -> bool:
+    """Whether machines are ready before others make way for the work, at `end`; not where that is not known."""
+    if ready_at is not None:
+        return ready_at <= end
+    return bool(values.get("ready")) and values["ready"] == values["machines"]
+
+
+def about(seconds: float) -> int:
+    """Return an estimate as people give it: in tens of seconds, or in minutes, rounded up."""
+    step = 10 if seconds < ROUGH else 60
+    return max(step, math.ceil(seconds / step) * step)
 
 
 def _with(waiting: Waiting, reason: PendingReason) -> Waiting:
