@@ -111,3 +111,82 @@ def test_demand_that_is_not_known_launches_and_drains_nothing() -> None:
     fleet.hear()
     fleet.cycle(demand=False)
     assert fleet.states == ["ready"]
+
+
+ONE_ZONE = replace(GPU_TYPE, zones=("a",), max_machines=5)
+
+
+@pytest.mark.covers("F49")
+def test_a_gang_whose_machines_are_ready_one_after_the_other_launches_no_further_one() -> None:
+    slow = replace(ONE_ZONE, spin_up_timeout=7200, idle_timeout=60)
+    fleet = Fleet(replace(CLOUD, types=(slow,)), pending=[gpu_work("gang", workers=3)])
+    fleet.cycle()
+    for machine in [row.id for row in fleet.rows]:
+        result = None
+        for _ in range(3):
+            fleet.now += 15
+            result = fleet.cycle()
+        assert result is not None
+        assert result.served == {
+            "gang": tuple(row.id for row in sorted(fleet.rows, key=lambda row: row.state != "ready"))
+        }
+        assert fleet.running == 3
+        if machine != fleet.rows[-1].id:
+            fleet.boot(machine)
+    fleet.run(3600)
+    assert fleet.states == ["ready", "ready", "booting"], "it is for the gang that the first two are kept"
+
+
+@pytest.mark.covers("F49")
+def test_idle_machines_alone_are_no_room_for_a_gang_that_does_not_start_there() -> None:
+    """Where the engine does not start it on them, one more is launched: they may have less room than their type."""
+    fleet = Fleet(replace(CLOUD, types=(ONE_ZONE,)), pending=[gpu_work("a"), gpu_work("b")])
+    fleet.cycle()
+    fleet.boot()
+    fleet.pending = [gpu_work("gang", workers=2)]
+    fleet.cycle()
+    assert fleet.states == ["ready", "ready", "booting"]
+
+
+@pytest.mark.covers("F49")
+def test_an_idle_machine_is_room_for_no_single_workload_and_for_one_gang_only() -> None:
+    fleet = Fleet(replace(CLOUD, types=(ONE_ZONE,)), pending=[gpu_work("a")])
+    fleet.cycle()
+    fleet.boot()
+    fleet.pending = [gpu_work("single")]
+    fleet.cycle()
+    assert fleet.states == ["ready", "booting"]
+    fleet.pending = [gpu_work("single"), gpu_work("gang", workers=2), gpu_work("other", workers=2)]
+    fleet.cycle()
+    assert fleet.states == ["ready"] + ["booting"] * 4
+    fleet.busy = {fleet.rows[0].id: 1}
+    fleet.pending = [gpu_work("single"), gpu_work("gang", workers=2)]
+    result = fleet.cycle()
+    assert result.served is not None
+    assert fleet.rows[0].id not in result.served["gang"]
+
+
+@pytest.mark.covers("F49")
+def test_a_gang_gets_all_of_its_machines_in_one_pool() -> None:
+    first, second = replace(ONE_ZONE, max_machines=1), replace(ONE_ZONE, name="h2", pool="spot", max_machines=2)
+    gang = gpu_work("gang", workers=2)._replace(pools=("gpu", "spot"))
+    fleet = Fleet(replace(CLOUD, types=(first, second)), pending=[gang])
+    fleet.cycle()
+    assert [row.pool for row in fleet.rows] == ["spot", "spot"]
+    fleet = Fleet(replace(CLOUD, types=(first, replace(second, max_machines=1))), pending=[gang, gpu_work("single")])
+    result = fleet.cycle()
+    assert [work.workload for work in result.unserved] == ["gang"]
+    assert [row.pool for row in fleet.rows] == ["gpu"]
+    assert {(one.workload, one.code) for one in result.refusals} == {("gang", "max_machines")}
+
+
+@pytest.mark.covers("F49")
+def test_a_gang_takes_the_machines_that_boot_in_its_second_pool_before_new_ones_in_the_first() -> None:
+    second = replace(ONE_ZONE, name="h2", pool="spot")
+    fleet = Fleet(
+        replace(CLOUD, types=(ONE_ZONE, second)), pending=[gpu_work(n)._replace(pools=("spot",)) for n in "ab"]
+    )
+    fleet.cycle()
+    fleet.pending = [gpu_work("gang", workers=2)._replace(pools=("gpu", "spot"))]
+    fleet.cycle()
+    assert [row.pool for row in fleet.rows] == ["spot", "spot"]

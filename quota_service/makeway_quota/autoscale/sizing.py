@@ -2,8 +2,9 @@
 
 Each pending workload takes room once, over all types and pools: first on machines that drain and may come back, then on
 those that are on their way, then on those that this cycle launches, and only then on a new one of the first type that
-fits and has room. A workload whose workers do not all get room launches nothing, nor does one whose room is certain to
-be free before a new machine would be ready. Pure; called by `step`.
+fits and has room. A workload whose workers do not all get room in one pool launches nothing; some of them may get it on
+machines that are ready and idle. Nothing is launched where room is certain to be free before a new machine would be
+ready. Pure; called by `step`.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ class Sizing:
 
 @dataclass(slots=True)
 class _Sizer:
-    """The room that is left while the workloads of one cycle take theirs."""
+    """The room that is left while the workloads of one cycle take theirs.
+
+    `idle`: that of machines whose room was counted when the work was found, and which nothing uses.
+    """
 
     deployment: Deployment
     backoffs: Sequence[LaunchBackoff]
@@ -70,33 +74,23 @@ class _Sizer:
     of_type: Counter[str]
     rooms: Rooms
     releases: Releases
+    idle: Rooms
     launches: list[Launch] = field(default_factory=list)
     refusals: list[LaunchRefusal] = field(default_factory=list)
     without_room: set[tuple[object, ...]] = field(default_factory=set)
     served: dict[str, list[MachineRoom]] = field(default_factory=dict)
 
     def place(self, work: PendingWork) -> bool:
-        """Take room for all workers of a workload, or for none."""
+        """Take room for all workers of a workload, or for none; a gang starts in one pool, so all of it there."""
         shape = work.shape
         if shape in self.without_room:
             return False
-        taken: list[TakenRoom] = []
-        launches, money = len(self.launches), self.money
-        misses = self.rooms.misses(work.pools) if work.workers > 1 else {}
-        for number in range(work.workers):
-            result = self.rooms.take(work)
-            if result is None and len(self.launches) == launches and self._held(work, work.workers - number):
-                for one in taken:
-                    one.room.used = True
-                return False
-            result = result or self._on_new(work)
-            if result is None:
-                if taken:
-                    self.rooms.undo(taken, len(self.launches) - launches, misses)
-                    self._undo(launches, money)
-                self.without_room.add(shape)  # room only shrinks within a cycle
-                return False
-            taken.append(result)
+        taken = self._take(work) if work.workers == 1 else self._take_together(work)
+        if taken is None:
+            return False
+        if not taken:
+            self.without_room.add(shape)  # room only shrinks within a cycle
+            return False
         for one in taken:
             one.room.used = True
         self.served[work.workload] = [one.room for one in taken]
@@ -112,6 +106,45 @@ class _Sizer:
             return False
         self._refuse(work.workload, kind, "soon_free", until)
         return True
+
+    def _take_together(self, work: PendingWork) -> list[TakenRoom] | None:
+        """Take room for a gang in the first pool with enough of it, else in the first that gets enough by launches."""
+        for launching in (False, True):
+            for pool in work.pools:
+                taken = self._take(work._replace(pools=(pool,)), launching)
+                if taken is None or taken:
+                    return taken
+        return []
+
+    def _take(self, work: PendingWork, launching: bool = True) -> list[TakenRoom] | None:
+        """Take room for all workers, else return none; None: they wait for room that is certain to be free.
+
+        Idle machines are room for a gang, but for its last worker: the engine would start it there.
+        """
+        idle, others = list[TakenRoom](), list[TakenRoom]()
+        launches, money = len(self.launches), self.money
+        several = work.workers > 1
+        misses, idle_misses = (rooms.misses(work.pools) if several else {} for rooms in (self.rooms, self.idle))
+        for number in range(work.workers):
+            if len(idle) < work.workers - 1 and (free := self.idle.take(work)):
+                idle.append(free)
+                continue
+            result = self.rooms.take(work)
+            if result is None and launching:
+                if len(self.launches) == launches and self._held(work, work.workers - number):
+                    for one in (*idle, *others):
+                        one.room.used = True
+                    return None
+                result = self._on_new(work)
+            if result is not None:
+                others.append(result)
+            else:
+                if idle or others:
+                    self.idle.undo(idle, 0, idle_misses)
+                    self.rooms.undo(others, len(self.launches) - launches, misses)
+                    self._undo(launches, money)
+                return []
+        return [*idle, *others]
 
     def _on_new(self, work: PendingWork) -> TakenRoom | None:
         for pool in work.pools:
@@ -187,13 +220,16 @@ def size(
         MachineRoom.of(types[row.type], row) for row in sorted(coming, key=lambda row: (ORDER[row.state], row.id))
     )
     releases = Releases(rows, types, demand, boots or {}, now)
-    sizer = _Sizer(deployment, backoffs, now, money, len(rows), Counter(row.type for row in rows), rooms, releases)
+    ready = [row for row in rows if row.type in types and row.accepts_work and _idle(row, demand)]
+    idle = Rooms(MachineRoom.of(types[row.type], row) for row in sorted(ready, key=lambda row: row.id))
+    of_type = Counter(row.type for row in rows)
+    sizer = _Sizer(deployment, backoffs, now, money, len(rows), of_type, rooms, releases, idle)
     pending = [work for work in demand.pending if deployment.runs_sessions or not work.session]
     unserved = tuple(work for work in pending if not sizer.place(work))
     for kind in deployment.types:
-        ready = sum(row.type == kind.name and row.accepts_work and _idle(row, demand) for row in rows)
-        sizer.keep_idle(kind, ready)
-    needed = frozenset(room.machine for room in rooms.all if room.used and room.machine is not None)
+        sizer.keep_idle(kind, sum(row.type == kind.name for row in ready))
+    every = (*rooms.all, *idle.all)
+    needed = frozenset(room.machine for room in every if room.used and room.machine is not None)
     refusals = tuple(dict.fromkeys(sizer.refusals))
     return Sizing(tuple(sizer.launches), needed, unserved, refusals, _served(sizer))
 
