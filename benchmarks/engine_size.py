@@ -17,12 +17,21 @@ from makeway_quota.control.garbage import collect_less
 from makeway_quota.engine import IncrementalEngine, Snapshot, schedule
 
 from .measure import Measured
-from .worlds_at_scale import GPUS_PER_NODE, all_at_once, carried_out, nothing_fits, one_gang, shared_machines
+from .worlds_at_scale import (
+    GPUS_PER_NODE,
+    all_at_once,
+    carried_out,
+    gang_on_shared_machines,
+    nothing_fits,
+    one_gang,
+    shared_machines,
+)
 
 R1_SIZES = (100, 200, 500, 1000, 2000)
 R2_SIZES = (100, 200, 500, 1000)
 R3_NODES = 10_000
 R5_SIZES = (100, 200, 500)
+R6_SIZES = (50, 100, 200)
 R1_PUBLISHED = {100: 7.8, 200: 33.0, 500: 249.0}
 """seconds that the best-known open GPU scheduler takes on such a machine"""
 R2_PUBLISHED = {500: 11.5, 1000: 65.0}
@@ -44,10 +53,11 @@ class Run:
 
 
 def measure() -> Iterator[Measured]:
-    """Measure R1 (victims of many jobs), R2 (of a gang), R3 (one job ends), R4 (the first pass) and R5 (shared CPU)."""
+    """Measure R1 (victims of many jobs), R2 (of a gang), R3 (one job ends), R4 (a first pass), R5, R6 (shared CPU)."""
     yield from _growing("R1", "all victims of {gpus} jobs on {n} nodes", R1_SIZES, R1_PUBLISHED, 500)
     yield from _growing("R2", "all victims of a gang of {half} × 8 on {n} nodes", R2_SIZES, R2_PUBLISHED, 1000)
     yield from _growing("R5", "all {gpus} victims beside the pool, on {n} machines of two pools", R5_SIZES, {}, 500)
+    yield from _growing("R6", "all victims of a gang beside its pool, on {half} of {n} machines", R6_SIZES, {}, 200)
     cold = run("R4", R3_NODES)
     facts = cold.facts
     crowd = f"{R3_NODES} nodes, {facts['running']} running, {facts['waiting']} waiting"
@@ -122,7 +132,7 @@ def run(case: str, size: int) -> Run:
 
 
 def _reclaim(world: Snapshot, victims: int) -> Run:
-    """R1, R2, R5: one pass chooses the victims and nominates the preemptors; the next one starts them."""
+    """R1, R2, R5, R6: one pass chooses the victims and nominates the preemptors; the next one starts them."""
     seconds, cpu, plan = _timed(lambda: schedule(world), REPEATS)
     assert len(plan.evict) == victims, f"{len(plan.evict)} victims instead of {victims}"
     after = carried_out(world, plan)
@@ -194,6 +204,7 @@ CASES: dict[str, Callable[[int], Run]] = {
     "R3": _staying,
     "R4": _cold,
     "R5": lambda size: _reclaim(shared_machines(size), size * GPUS_PER_NODE),
+    "R6": lambda size: _reclaim(gang_on_shared_machines(size), size // 2 * GPUS_PER_NODE),
 }
 
 if __name__ == "__main__":

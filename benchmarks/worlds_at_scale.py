@@ -112,6 +112,17 @@ def shared_machines(many: int) -> Snapshot:
     return Snapshot(NOW, Settings(), (Pool("slices"), Pool("whole")), machines, profiles, policies, (*running, *asking))
 
 
+def gang_on_shared_machines(many: int) -> Snapshot:
+    """R6: the same machines; the owner submits one gang with a worker for every whole GPU of half of them."""
+    world = shared_machines(many)
+    workers = max(1, many // 2) * GPUS_PER_NODE // 2
+    one = next(profile for profile in world.profiles if profile.name == "one")
+    gang = replace(one, name="gang", workers=workers)
+    running = [w for w in world.workloads if w.state == "running"]
+    asking = Workload("g", "owner", "gang", submitted_at=NOW - 60)
+    return replace(world, profiles=(*world.profiles, gang), workloads=(*running, asking))
+
+
 def nothing_fits(many: int) -> Snapshot:
     """R3, R4: every GPU runs, all teams are over their reservation, and five times as many jobs wait as run."""
     random = Random(20260101)

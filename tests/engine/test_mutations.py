@@ -530,6 +530,18 @@ EDITS = (
     ),
     Edit(
         "cycle/sparing.py",
+        "for places in every.places():",
+        "for places in ():",
+        "a victim is spared where its preemptors have room in other places only",
+    ),
+    Edit(
+        "cycle/sparing.py",
+        "return room < sum(",
+        "return room <= sum(",
+        "a victim is spared where there is just room for all",
+    ),
+    Edit(
+        "cycle/sparing.py",
         "if _overbooked(builder, victim):",
         "if False:",
         "no victim is spared whose CPU is promised to a nomination",

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, permutations
+from itertools import chain, islice, permutations, product
 
 from ..index.cluster import Cluster
+from ..index.devices import hosts
 from ..index.groups import WorkloadGroup
 from ..index.nodes import Allocation, NodeState, PoolState, WorkerPlacement, placement_of
 from ..index.nominations import fits_later
 from ..placement.fit import allowed, find, static_quota
+from ..placement.spare import Spare
+from ..placement.together import MAX_CHOICES, MAX_NODES, Ask, Room, Search, WorkerOnNode, linked
 from ..plan_builder import PlanBuilder
 from ..request import Need
 from ..rules.victims.preemptor import order_of
 from ..rules.victims.sets import stays
-from ..snapshot import Workload
+from ..snapshot import GPU, Workload
 
 _MAX_REPLACED = 8
 """Up to so many nominations of a pool are all withdrawn and placed again to spare one victim."""
@@ -98,10 +101,18 @@ class _Known:
         self.all: list[_Nomination] = []
         self._by_node: dict[str, list[int]] = {}
         self._by_pool: dict[str, int] = {}
+        self._need: Need | None = None
+        """The request of all nominations, if it is the same, and each has its least number of workers."""
+        self._parts: dict[str, list[WorkerPlacement]] = {}
+        """Their workers on each node; only with one request."""
+        self._room: dict[str, int] = {}
+        """How many workers of that request still fit on each node of their pools, beside all of these."""
+        self._all_room = 0
         self.stale = True
         """Whether they have to be read before the next question."""
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Read the nominations, unless they are known."""
         if not self.stale:
             return
         self.stale = False
@@ -111,16 +122,53 @@ class _Known:
                 self._by_node.setdefault(name, []).append(at)
             pool = parts[0].node.pool.pool.name
             self._by_pool[pool] = self._by_pool.get(pool, 0) + 1
+        self._read_room()
+
+    def _read_room(self) -> None:
+        self._need, self._parts = None, {}
+        needs = {group.need for _, group, _ in self.all}
+        if len(needs) != 1 or any(len(parts) != group.need.min_workers for _, group, parts in self.all):
+            return
+        self._need = need = needs.pop()
+        for part in chain.from_iterable(parts for _, _, parts in self.all):
+            self._parts.setdefault(part.node.node.name, []).append(part)
+        pools = {pool.pool.name: pool for _, group, _ in self.all for pool in group.pools}
+        nodes = chain.from_iterable(pool.nodes for pool in pools.values())
+        self._room = {node.node.name: node.workers(need, True) for node in nodes if node.suits(need)}
+        self._all_room = sum(self._room.values())
+
+    def is_short(self, victim: Allocation, target: Sequence[WorkerPlacement]) -> bool:
+        """Whether the nominations have no room beside what a victim keeps, by the number of workers that fit.
+
+        Only known for sure where all request the same. `target`: where the victim was to move. Looks at their hosts
+        only, as nothing else has changed since `read`: a large gang has many victims.
+        """
+        need = self._need
+        if self.stale or need is None:
+            return False
+        nodes = {node.node.name: node for part in (*victim.parts, *target) for node in part.node.host}
+        room = self._all_room - sum(self._room.get(name, 0) for name in nodes)
+        for name, node in nodes.items():
+            if name not in self._room and name not in self._parts:
+                continue
+            many = sum(len(self._parts.get(other.node.name, ())) for other in node.host)
+            devices = list(node.future)
+            for part in self._parts.get(name, ()):
+                for at in part.devices:
+                    devices[at] += part.milli
+            cpu, memory = node.cpu_future + many * need.cpu, node.memory_future + many * need.memory
+            room += hosts(need, devices, devices.count(GPU), cpu, memory, node.pods_future + many)
+        return room < sum(len(self._parts.get(name, ())) for name in nodes)
 
     def on_hosts_of(self, victim: Allocation) -> list[_Nomination]:
         """Return those on a victim's nodes and others of their hosts, in the order of the decisions."""
-        self._read()
+        self.read()
         names = {node.node.name for part in victim.parts for node in part.node.host}
         return [self.all[at] for at in sorted({at for name in names for at in self._by_node.get(name, ())})]
 
     def around(self, victim: Allocation) -> list[_Nomination]:
         """Return all of them, else those in a victim's pools and pools beside; none where these are too many, too."""
-        self._read()
+        self.read()
         if len(self.all) <= _MAX_REPLACED:
             return self.all
         pools = set(self.cluster.with_beside(victim.pools))
@@ -134,9 +182,10 @@ def _spare_if_possible(known: _Known, victim: Allocation) -> bool:
     cluster = builder.cluster
     if not _could_stay(builder, victim):
         return False
+    known.read()
     target = cluster.withdraw_nomination(victim.workload)
     cluster.restore(victim)
-    if _try(known, victim):
+    if not known.is_short(victim, target) and _try(known, victim):
         builder.spare(victim.workload)
         known.stale = True
         return True
@@ -159,7 +208,7 @@ def _with_one_more_worker(known: _Known, victim: Allocation, kept: tuple[WorkerP
         if candidate.worker in kept_on or len(more) == len(victim.parts):
             continue
         cluster.shrink(victim.workload, victim.need, more)
-        if _try(known, victim):
+        if not known.is_short(victim, kept) and _try(known, victim):
             known.stale = True
             kept_on.add(candidate.worker)
             kept_any = True
@@ -218,6 +267,51 @@ class _Nominations:
 
         return placed(0)
 
+    def place_as(self, places: Sequence[Sequence[WorkerOnNode]]) -> bool:
+        """Nominate all of them again, each to its places; False if it may not be placed in that pool any more."""
+        for (workload, group, old), mine in zip(self.all, places, strict=True):
+            nodes = [self.cluster.nodes[place.node] for place in mine]
+            pool, need = nodes[0].pool, group.need
+            parts = tuple(
+                WorkerPlacement(at, node, place.devices, place.milli)
+                for at, (node, place) in enumerate(zip(nodes, mine, strict=True))
+            )
+            able = pool in _pools_for(self.builder, group, old[0].node.pool)
+            if not able or not allowed(self.cluster, group.account, pool, group.total, True):
+                return False
+            if need.only_spare and not Spare(pool, need, True).admits(parts):
+                return False
+            self.cluster.nominate(workload, need, parts)
+        return True
+
+    def places(self) -> Iterator[Sequence[Sequence[WorkerOnNode]]]:
+        """Iterate over places for all of them together, once they are withdrawn: by the pools of each."""
+        search = Search()
+        orders = [[old[0].node.pool, *(p for p in g.pools if p is not old[0].node.pool)] for _, g, old in self.all]
+        pools = list(dict.fromkeys(chain.from_iterable(orders)))
+        if sum(len(pool.nodes) for pool in pools) > MAX_NODES:
+            return
+        nodes = [node for pool in pools for node in pool.nodes]
+        rooms = linked([_room(node) for node in nodes])
+        asks: dict[tuple[Need, str], Ask] = {}
+        for _, group, _ in self.all:
+            for pool in pools:
+                able = [
+                    room
+                    for node, room in zip(nodes, rooms, strict=True)
+                    if node.pool is pool and node.suits(group.need)
+                ]
+                asks[group.need, pool.pool.name] = Ask(group.need, able)
+        for choice in islice(product(*orders), MAX_CHOICES):
+            needs = [(group.need, pool.pool.name) for (_, group, _), pool in zip(self.all, choice, strict=True)]
+            if (result := search.places([asks[item] for item in needs])) is not None:
+                yield result
+
+
+def _room(node: NodeState) -> Room:
+    future = list(node.future), node.cpu_future, node.memory_future, node.pods_future
+    return Room(node.node.name, node.node.host, *future, tuple(node.free))
+
 
 def _pools_for(builder: PlanBuilder, group: WorkloadGroup, old: PoolState) -> list[PoolState]:
     """Return the pools for a nomination that is placed anew, its present one first.
@@ -257,6 +351,12 @@ def _try(known: _Known, victim: Allocation) -> bool:
         if every.place(order) and not _exceeds(cluster, victim):
             return True
         every.restore()
+    every.withdraw()
+    for places in every.places():
+        if every.place_as(places) and not _exceeds(cluster, victim):
+            return True
+        every.withdraw()
+    every.restore()
     return False
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import islice, permutations, product
 
+from ..placement.together import MAX_CHOICES, MAX_NODES, Ask, Room, Search, WorkerOnNode, linked
 from .decisions import Decisions
 from .state.cluster import Allocation, Cluster, WorkerPlacement
 from .state.groups import WorkloadGroup, age
 from .state.placement import find
 from .state.quota import allowed, counts, covering, in_quota, over_capacity, static_quota
+from .state.spare import spares
 from .victims.victims import Preemptor, order
 
 MAX_REPLACED = 8
@@ -107,6 +109,8 @@ def _spare(decisions: Decisions, victim: Allocation, smaller: tuple[WorkerPlacem
         near = ours if len(ours) <= MAX_REPLACED else [n for n in ours if trial.nominations[n].pool in around]
         orders = _orders(trial, near, _displaced(trial.copy(), ours)) if len(near) <= MAX_REPLACED else ()
         placed = next((again for order in orders if (again := _replace(decisions, trial, order, victim, False))), None)
+        if placed is None and 0 < len(near) <= MAX_REPLACED:
+            placed = _place_together(decisions, trial, near, victim)
     if placed is None:
         return False
     cluster.nominations, cluster.terminating, cluster.shrunk = placed.nominations, placed.terminating, placed.shrunk
@@ -208,6 +212,58 @@ def _place(
             if (placed := _place(decisions, trial, others, remaining)) is not None:
                 return placed
     return None
+
+
+def _place_together(decisions: Decisions, cluster: Cluster, names: Sequence[str], victim: Allocation) -> Cluster | None:
+    """Return the cluster with nominations placed anew by a search for places of all of them together."""
+    trial = cluster.copy()
+    taken = [trial.nominations.pop(name) for name in names]
+    for places in _places(decisions, trial, taken):
+        placed = _placed_as(decisions, trial.copy(), taken, places)
+        if placed is not None and not _exceeds_caps(placed, victim):
+            return placed
+    return None
+
+
+def _places(decisions: Decisions, cluster: Cluster, taken: Sequence[Allocation]) -> Iterator[list[list[WorkerOnNode]]]:
+    """Iterate over places for nominations that are withdrawn, by the pools of each, its present one first."""
+    search, groups = Search(), [decisions.nominated[old.id] for old in taken]
+    orders = [
+        [old.pool, *(pool for pool in group.pools if pool != old.pool)]
+        for old, group in zip(taken, groups, strict=True)
+    ]
+    pools = {pool: cluster.nodes_of(pool) for order in orders for pool in order}
+    if sum(map(len, pools.values())) > MAX_NODES:
+        return
+    rooms = linked([_room(cluster, name) for names in pools.values() for name in names])
+    for choice in islice(product(*orders), MAX_CHOICES):
+        asks = []
+        for old, pool in zip(taken, choice, strict=True):
+            able = [name for name in pools[pool] if cluster.suits(name, old.need)]
+            asks.append(Ask(old.need, [room for room in rooms if room.name in able]))
+        if (result := search.places(asks)) is not None:
+            yield result
+
+
+def _room(cluster: Cluster, name: str) -> Room:
+    future = cluster.future(name)
+    return Room(name, cluster.nodes[name].host, *future, cluster.free(name).devices)
+
+
+def _placed_as(
+    decisions: Decisions, cluster: Cluster, taken: Sequence[Allocation], places: Sequence[Sequence[WorkerOnNode]]
+) -> Cluster | None:
+    """Return the cluster with nominations at these places; None if one may not be placed in that pool any more."""
+    for old, mine in zip(taken, places, strict=True):
+        pool = cluster.nodes[mine[0].node].pool
+        able = pool in _pools_for(decisions, cluster, decisions.nominated[old.id], old)
+        if not able or not allowed(cluster, old.chain, pool, old.need.total, True):
+            return None
+        parts = [WorkerPlacement(at, *place) for at, place in enumerate(mine)]
+        if old.need.only_spare and not spares(cluster, pool, old.need, parts, True):
+            return None
+        cluster.nominate(old.workload, parts)
+    return cluster
 
 
 def _pools_for(decisions: Decisions, cluster: Cluster, group: WorkloadGroup, old: Allocation) -> list[str]:
