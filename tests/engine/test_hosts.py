@@ -241,6 +241,24 @@ def test_an_equal_job_in_the_other_pool_hides_no_victim_with_the_gpus_that_are_w
 
 @pytest.mark.covers(*ROWS)
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("less", [{"cpu": 2000}, {"memory": 1024, "cpu": 8000}])
+def test_what_needs_no_cpu_and_no_memory_gets_gpus_of_a_machine_that_has_too_little_of_them(
+    engine: str, less: dict[str, int]
+) -> None:
+    world = machine(engine).profile("bare", 1, pools=("slices",))
+    world.profiles["slice"] = replace(world.profiles["slice"], cpu=500, memory=512)
+    world.profiles["gpu"] = replace(world.profiles["gpu"], memory=2048)
+    world.run("g1", "a", "gpu", "whole-1", preemptible=False).run("g2", "a", "gpu", "whole-1")
+    for name in ("whole-1", "slices-1"):
+        world.nodes[name] = replace(world.nodes[name], **{"memory": 0, **less})
+    for number in range(4):
+        world.run(f"s{number}", "a", "slice", "slices-1").now += 1
+    world.session("t1", "b", "bare")
+    assert evicted(check(world, world.engine, Random(7))) == ["s3"]
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_work_without_gpus_on_the_other_part_of_a_machine_makes_way_for_guaranteed_gpus(engine: str) -> None:
     world = machine(engine).session("l1", "b", "light", preemptible=True).session("l2", "b", "light", preemptible=True)
     world.step()

@@ -181,7 +181,9 @@ class VictimBounds:
                 known = held.setdefault(allocation.workload.id, [0, 0, 0])
                 more = pods * allocation.need.cpu, pods * allocation.need.memory, pods
                 held[allocation.workload.id] = [a + b for a, b in zip(known, more, strict=True)]
-        missing = need.cpu - node.cpu_future, need.memory - node.memory_future, 1 - node.pods_future
+        cpu = need.cpu - node.cpu_future if need.cpu else 0  # an overbooked node has room for work that needs none
+        memory = need.memory - node.memory_future if need.memory else 0
+        missing = cpu, memory, 1 - node.pods_future
         return max(_as_many_as(lacks, [amounts[at] for amounts in held.values()]) for at, lacks in enumerate(missing))
 
     def _beside(self, node: NodeState) -> list[Candidate]:
