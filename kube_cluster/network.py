@@ -1,7 +1,7 @@
 """The network of one cluster on this machine: a bridge, its addresses, and a network namespace for each real node.
 
-Every name begins with the name of the bridge, so that all of it is found again. Nothing of it has a default route: no
-packet of a pod leaves the machine.
+Every interface and namespace has the bridge's name as its prefix, so that `remove` finds them all. No node has a
+default route: no packet of a pod leaves the machine.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def create(folder: Folder) -> Network:
         used = _routes()
         for number in range(MAX_CLUSTERS):
             network = Network(number)
-            taken = any(network.nodes.overlaps(one) or network.pods.overlaps(one) for one in used)
+            taken = any(network.nodes.overlaps(route) or network.pods.overlaps(route) for route in used)
             if taken or (Path("/sys/class/net") / network.bridge).exists():
                 continue
             for other in folders():  # a cluster that was killed before it made this bridge, or after it removed it

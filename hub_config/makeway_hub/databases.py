@@ -48,9 +48,9 @@ def check_no_copy(state: StateDirectory) -> None:
     database = state.root / "makeway.sqlite"
     with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
         row = connection.execute("SELECT name FROM installation").fetchone()
-        other = installations.holder(str(row[0])) if row else None
+        other = installations.running_service(str(row[0])) if row else None
         if other is not None and Path(other.folder) != state.root.resolve():
-            raise CannotStart(installations.is_a_copy(other, str(state.root)))
+            raise CannotStart(installations.copy_problem(other, str(state.root)))
 
 
 def has_used_machines(state: StateDirectory) -> bool:

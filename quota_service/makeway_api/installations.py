@@ -26,7 +26,7 @@ FOLDERS = Path("/tmp")  # the same for every process of an account, whatever its
 
 @dataclass(frozen=True, slots=True)
 class RunningService:
-    """The service that holds an installation: its process, and the folder it works in ("": not known)."""
+    """The service that has locked an installation: its process, and the folder it works in ("": not known)."""
 
     pid: int
     folder: str
@@ -35,10 +35,10 @@ class RunningService:
         return f"in {self.folder} (process {self.pid})" if self.folder else f"as the process {self.pid}"
 
 
-def hold(installation: str) -> IO[str] | None:
-    """Hold an installation until the file is closed; None where another process of this account does.
+def lock(installation: str) -> IO[str] | None:
+    """Lock an installation until the file is closed; None where another process of this account has locked it.
 
-    Where the folder of this account belongs to another one, or cannot be written, nothing is held and a warning says
+    Where the folder of this account belongs to another one, or cannot be written, nothing is locked and a warning says
     so: then a copy is not detected, and every portal starts.
     """
     try:
@@ -46,20 +46,20 @@ def hold(installation: str) -> IO[str] | None:
     except OSError as error:
         log.warning("A copy of this portal on this machine would not be detected: %s", error)
         return open(os.devnull, encoding="utf-8")
-    held = open(descriptor, "r+", encoding="utf-8")  # noqa: SIM115 (held as long as the service lives)
+    locked = open(descriptor, "r+", encoding="utf-8")  # noqa: SIM115 (held as long as the service lives)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        held.close()
+        locked.close()
         return None
-    held.truncate()
-    held.write(f"{os.getpid()}")
-    held.flush()
-    return held
+    locked.truncate()
+    locked.write(f"{os.getpid()}")
+    locked.flush()
+    return locked
 
 
-def holder(installation: str) -> RunningService | None:
-    """Return the process that holds an installation now, None where none of this account does."""
+def running_service(installation: str) -> RunningService | None:
+    """Return the process that has locked an installation now, None where none of this account has."""
     try:
         descriptor = os.open(_path(installation), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -68,18 +68,18 @@ def holder(installation: str) -> RunningService | None:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid, folder = file.read(20), ""  # "" where it is just writing
+            pid, folder = file.read(20), ""  # "" where it has not written it yet
             with suppress(OSError):
                 folder = os.readlink(f"/proc/{pid}/cwd")
             return RunningService(int(pid) if pid.isdecimal() else 0, folder)
     return None
 
 
-def is_a_copy(holder: RunningService, folder: str) -> str:
+def copy_problem(running: RunningService, folder: str) -> str:
     """Return why a portal cannot start beside the one that has its data."""
     return (
-        f"{folder} is a copy of the data of a portal that runs on this machine, {holder}: both would run the same jobs "
-        "and stop each other's notebooks. Stop that one first; for a second portal, begin with an empty "
+        f"{folder} is a copy of the data of a portal that runs on this machine, {running}: both would run the same "
+        "jobs and stop each other's notebooks. Stop that one first; for a second portal, begin with an empty "
         "MAKEWAY_STATE_DIR."
     )
 

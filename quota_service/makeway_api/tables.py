@@ -1,6 +1,6 @@
 """Tables of named columns, and their layout in plain text, for notebooks and both commands.
 
-A table is one sequence of columns: every surface that shows it, as text or as HTML, takes heads and cells from there.
+A table is one sequence of columns: every surface that shows it, as text or as HTML, takes header and cells from there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Row_contra, Cell_co]):
-    """One column: its head, and its cell of a row."""
+    """One column: its name in the header, and its cell of a row."""
 
     name: str
     cell: Callable[[Row_contra], Cell_co]
@@ -27,13 +27,13 @@ class Column(Generic[Row_contra, Cell_co]):
 
 
 def text_table(columns: Sequence[Column[Row, object]], rows: Iterable[Row], text: Callable[[object], str] = str) -> str:
-    """Return rows below the heads of the columns; `text` writes a cell, which stays on its line."""
+    """Return rows below a header of the columns' names; `text` writes a cell, which stays on its line."""
     cells = [[text(column.cell(row)) for column in columns] for row in rows]
     right = frozenset(n for n, column in enumerate(columns) if column.right)
-    return laid_out([[column.name for column in columns], *cells], right)
+    return aligned([[column.name for column in columns], *cells], right)
 
 
-def laid_out(lines: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> str:
+def aligned(lines: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> str:
     """Return lines of cells in columns, two spaces apart; those in `right` are aligned to the right."""
     clean = [[plain(cell) for cell in line] for line in lines]
     widths = [max(map(len, cells)) for cells in zip(*clean, strict=True)]

@@ -358,11 +358,11 @@ def take_installation(store: Store, state_dir: Path) -> IO[str]:
     """Hold the installation's name on this machine; AlreadyRunning where a service has it whose data is the same."""
     name = store.contents.installation()
     for _ in range(round(TAKEOVER_SECONDS / 0.1)):
-        if (held := installations.hold(name)) is not None:
+        if (held := installations.lock(name)) is not None:
             return held
         time.sleep(0.1)
-    other = installations.holder(name) or installations.RunningService(0, "")
-    raise AlreadyRunning(installations.is_a_copy(other, str(state_dir.absolute())))
+    other = installations.running_service(name) or installations.RunningService(0, "")
+    raise AlreadyRunning(installations.copy_problem(other, str(state_dir.absolute())))
 
 
 def check_jobs_are_here(rows: Sequence[Workload], backend: Backend, state_dir: Path) -> None:

@@ -1,8 +1,8 @@
 """Quarantine what a step cannot deal with, so that the service goes on with everything else.
 
 Each step of the cycle, of a backend's observation and of the retention handles its objects one by one inside of
-`guard`, or by `sort_out`, which finds the faulty ones of a batch. What fails is quarantined: that step leaves it alone
-until it is tried again, less and less often. Pages and `/readyz` show what is quarantined; a success ends it. Errors
+`guard`, or by `sort_out`, which finds the faulty ones of a batch. What fails is quarantined: that step tries it again
+after a backoff, which grows from try to try. Pages and `/readyz` show what is quarantined; a success ends it. Errors
 that concern everything (the database, leadership) are never caught here; their classes have a true `concerns_all`.
 """
 
@@ -109,8 +109,8 @@ class Quarantine:
         """Return what is quarantined, sorted by kind and name."""
         return sorted(self._entries.values(), key=lambda entry: (entry.kind, entry.name, entry.step))
 
-    def rests(self, step: str, kind: Kind, name: str) -> bool:
-        """Whether a step leaves something alone for now."""
+    def is_backing_off(self, step: str, kind: Kind, name: str) -> bool:
+        """Whether a step still backs off from something that it failed with."""
         if not self._entries:
             return False
         entry = self._entries.get((step, kind, name))
@@ -124,8 +124,8 @@ class Quarantine:
         """Return everything of a kind that any step has quarantined."""
         return {name for _, of, name in self._entries if of == kind}
 
-    def resting(self, steps: Collection[str], kind: Kind) -> set[str]:
-        """Return what any of some steps leaves alone for now."""
+    def backing_off(self, steps: Collection[str], kind: Kind) -> set[str]:
+        """Return what any of some steps still backs off from."""
         if not self._entries:
             return set()
         now = self._clock()

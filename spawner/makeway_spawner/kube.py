@@ -145,7 +145,7 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
             return await starting
         except TimeoutError as late:  # the Hub would say that `start_timeout` has passed
             raise self._not_started(
-                self._following.why_not(self.created_pod, self._server_address, str(late))
+                self._following.failure_message(self.created_pod, self._server_address, str(late))
             ) from late
         except ApiException as error:
             raise self._not_started(api_refusal.start_sentence(error, self.namespace)) from error
@@ -171,12 +171,12 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
         """Raise Refused where the start took too long, or where waiting does not help."""
         pod, start, lease = self.created_pod, self._following, self._lease
         if (deleted := self.deleted_pod) is not None:
-            raise self._not_started(start.ended(deleted, gone=True))
+            raise self._not_started(start.end_message(deleted, gone=True))
         if late or pod_events.cannot_be_pulled(pod or {}) or pod_end.server_ended(pod or {}):
-            raise self._not_started(start.why_not(pod, self._server_address))
+            raise self._not_started(start.failure_message(pod, self._server_address))
         granted = listed(node for node, _ in lease.placement) if lease is not None else ""
         if granted and pod is not None and start.is_unplaced(self.unschedulable_seconds):
-            raise self._not_started(start.not_placed(pod, granted))
+            raise self._not_started(start.unplaced_message(pod, granted))
 
     def _not_started(self, message: str) -> Refused:
         return Refused(message, code="pod_not_running", status=503)

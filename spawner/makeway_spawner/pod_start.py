@@ -43,7 +43,7 @@ class PodStart:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._began = self._since = clock()
+        self._started_at = self._since = clock()
         self._seen: set[tuple[str, str]] = set()
         self._last: StartStatus | None = None
         self._placed = False
@@ -54,17 +54,19 @@ class PodStart:
 
     def update(self, pod: Pod, events: Iterable[Pod]) -> list[StartStatus]:
         """Return the statuses since the last update, in their order; where the pod runs is one of them, once."""
-        versions = {(one["metadata"]["uid"], one["metadata"]["resourceVersion"]): one for one in events}
-        told = [pod_events.event_status(event) for version, event in versions.items() if version not in self._seen]
+        versions = {(event["metadata"]["uid"], event["metadata"]["resourceVersion"]): event for event in events}
+        from_events = [
+            pod_events.event_status(event) for version, event in versions.items() if version not in self._seen
+        ]
         self._seen.update(versions)
-        self._note_scaling(told)
+        self._note_scaling(from_events)
         result: list[StartStatus] = []
         gated = None if self._last is not None and self._last.gated else pod_events.gated(pod)
         claims = pod_events.without_resource_claims(pod)
         if claims is None and self._last is pod_events.MAKES_RESOURCE_CLAIMS:  # what follows may have no event
             self._last = None
-        first = self._last is None and not any(told)
-        for status in (*told, gated, claims if first else None, pod_events.waiting(pod)):
+        first = self._last is None and not any(from_events)
+        for status in (*from_events, gated, claims if first else None, pod_events.waiting(pod)):
             if status is not None and not (status.unscheduled and self._placed):  # else it comes late
                 result.append(self._remember(status))
         place = pod_events.placed(pod)  # its event may be dropped, or come late
@@ -110,7 +112,7 @@ class PodStart:
             return False
         return self.unscheduled_for > (max(seconds, CLAIMS_SECONDS) if self._claims_due else seconds)
 
-    def not_placed(self, pod: Pod, nodes: str) -> str:
+    def unplaced_message(self, pod: Pod, nodes: str) -> str:
         """Return the sentence for a pod that the scheduler does not place on the granted nodes."""
         words = pod_events.unschedulable(pod).rstrip(".")
         waited = duration(self.unscheduled_for)
@@ -131,18 +133,18 @@ class PodStart:
         )
 
     @staticmethod
-    def ended(pod: Pod, gone: bool = False) -> str:
+    def end_message(pod: Pod, gone: bool = False) -> str:
         """Return how the pod of a start ended, for which there is no use in waiting; `gone`: it was deleted."""
         return f"The notebook could not be started. {pod_end.sentence(pod, gone)}"
 
-    def why_not(self, pod: Pod | None, address: str = "", message: str = "") -> str:
+    def failure_message(self, pod: Pod | None, address: str = "", message: str = "") -> str:
         """Return why the server is not there, with what to do.
 
         `address` is where it listens, once known; `message` is why KubeSpawner gave up by itself.
         """
         if pod is not None and pod_end.server_ended(pod):
-            return self.ended(pod)
-        waited, last = duration(self._clock() - self._began), self._last
+            return self.end_message(pod)
+        waited, last = duration(self._clock() - self._started_at), self._last
         if last is not None and pod_events.cannot_be_pulled(pod or {}):
             return f"The notebook could not be started: {last.message.rstrip('.')}. {_advice(last)}"
         begin = f"The notebook did not start within {waited}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from makeway_api.tables import Column, laid_out, text_table
+from makeway_api.tables import Column, aligned, text_table
 
 COLUMNS: Sequence[Column[tuple[str, int], object]] = (
     Column("WHAT", lambda row: row[0]),
@@ -25,4 +25,4 @@ def test_a_surface_writes_cells_in_its_own_way() -> None:
 
 
 def test_a_cell_stays_on_its_line() -> None:
-    assert laid_out([("a\nb\x1b[2J", "c"), ("d", "e")]) == "a b [2J  c\nd        e"
+    assert aligned([("a\nb\x1b[2J", "c"), ("d", "e")]) == "a b [2J  c\nd        e"

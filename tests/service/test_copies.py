@@ -131,16 +131,16 @@ async def test_what_any_account_can_write_keeps_no_portal_from_its_start(tmp_pat
 
 
 def test_a_name_is_free_again_with_its_holder() -> None:
-    first = installations.hold("of-this-test")
+    first = installations.lock("of-this-test")
     assert first is not None
     for _ in range(200):  # however often it is asked for
-        assert installations.holder("of-this-test") is not None
-    assert installations.hold("of-this-test") is None
-    other = installations.hold("of-another-test")
+        assert installations.running_service("of-this-test") is not None
+    assert installations.lock("of-this-test") is None
+    other = installations.lock("of-another-test")
     assert other is not None
     other.close()
     first.close()
-    assert installations.holder("of-this-test") is None
+    assert installations.running_service("of-this-test") is None
 
 
 @pytest.mark.parametrize("folder", ["writable by all", "a link", "a file"])
@@ -160,7 +160,7 @@ def test_no_other_account_can_hold_the_name_of_a_portal(
         own.touch()
     with (theirs / "installation-of-this-test").open("w") as taken:
         fcntl.flock(taken, fcntl.LOCK_EX)
-        held = installations.hold("of-this-test")
+        held = installations.lock("of-this-test")
         assert held is not None
         held.close()
-        assert installations.holder("of-this-test") is None
+        assert installations.running_service("of-this-test") is None

@@ -306,6 +306,6 @@ def test_the_deadline_of_a_start_begins_again_once_its_backend_answers_again() -
 
 def test_nothing_is_gone_from_a_backend_that_cannot_be_observed() -> None:
     silent = BackendStates([BackendState("here", synced=True), BackendState("far", synced=True, problem="no route")])
-    assert [silent.absence_counts(name) for name in ("here", "far", "")] == [True, False, False]
+    assert [silent.absence_is_certain(name) for name in ("here", "far", "")] == [True, False, False]
     heard = BackendStates([BackendState("here", synced=True), BackendState("far", synced=True)])
-    assert [heard.absence_counts(name) for name in ("here", "far", "")] == [True, True, True]
+    assert [heard.absence_is_certain(name) for name in ("here", "far", "")] == [True, True, True]

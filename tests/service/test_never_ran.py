@@ -309,7 +309,7 @@ def test_a_node_returns_where_it_may_take_more_than_before(
     before: NodeStatus | None, now: NodeStatus, returns: bool
 ) -> None:
     observed = Observed()
-    assert observed.take(Observation((before,) if before else (), version=1)).returned == (), (
+    assert observed.merge(Observation((before,) if before else (), version=1)).returned == (), (
         "the first list returns nothing"
     )
-    assert observed.take(Observation((now,), version=2)).returned == (("n1",) if returns else ())
+    assert observed.merge(Observation((now,), version=2)).returned == (("n1",) if returns else ())

@@ -19,12 +19,12 @@ def test_what_fails_is_tried_less_and_less_often_until_it_passes() -> None:
     quarantine = Quarantine(lambda: now[0])
     with quarantine.guard("planning", "workload", "j-1"):
         raise IndexError("gone")
-    assert quarantine.rests("planning", "workload", "j-1")
-    assert not quarantine.rests("planning", "workload", "j-2")
+    assert quarantine.is_backing_off("planning", "workload", "j-1")
+    assert not quarantine.is_backing_off("planning", "workload", "j-2")
     assert "j-1" in (quarantine.sentence(named=True) or "")
     assert "j-1" not in (quarantine.sentence(named=False) or "j-1")
     now[0] += FIRST_DELAY
-    assert not quarantine.rests("planning", "workload", "j-1")
+    assert not quarantine.is_backing_off("planning", "workload", "j-1")
     with quarantine.guard("planning", "workload", "j-1"):
         pass
     assert quarantine.size == 0

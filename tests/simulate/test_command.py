@@ -61,7 +61,7 @@ def test_progress_is_drawn(tmp_path: Path, trace: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("submit_s,team\n1,a\n", "1: the head line lacks num_gpu, duration_s"),
+        ("submit_s,team\n1,a\n", "1: the header line lacks num_gpu, duration_s"),
         (HEAD, "no jobs"),
         (HEAD + "1,a,one,5\n", ":2: num_gpu must be a number, not 'one'"),
         (HEAD + "1,a,0,5\n", ":2: num_gpu must be above 0"),

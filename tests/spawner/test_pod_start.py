@@ -57,7 +57,7 @@ def test_a_volume_that_cannot_be_mounted_stays_the_reason(start: PodStart, clock
     assert message.startswith("A volume is not there yet")
     assert messages(start, PLACED, failed) == [], "where the pod is has been said"
     clock.now += 290
-    assert start.why_not(PLACED) == (
+    assert start.failure_message(PLACED) == (
         "The notebook did not start within 4 min 55 s. Kubernetes has reported for 4 min 50 s: A volume is not "
         "there yet: "
         'MountVolume.SetUp failed for volume "data" : secret "missing" not found. An administrator has to look at that '
@@ -68,16 +68,18 @@ def test_a_volume_that_cannot_be_mounted_stays_the_reason(start: PodStart, clock
 def test_a_volume_that_fails_before_the_placement_is_seen_stays_the_reason(start: PodStart) -> None:
     (message,) = messages(start, PLACED, event("FailedMount", "no such volume"))
     assert message == "A volume is not there yet: no such volume"
-    assert message in start.why_not(PLACED)
+    assert message in start.failure_message(PLACED)
 
 
 def test_what_the_scheduler_said_is_over_once_the_pod_has_a_node(start: PodStart) -> None:
     unfit = event("FailedScheduling", "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
     messages(start, {}, unfit)
-    assert "Insufficient nvidia.com/gpu" in start.why_not({})
+    assert "Insufficient nvidia.com/gpu" in start.failure_message({})
     messages(start, PLACED, unfit)
     assert messages(start, PLACED, event("FailedScheduling", "late", version="2")) == []
-    assert "Kubernetes has reported for 0 s: Kubernetes has placed the notebook on node-1. " in start.why_not(PLACED)
+    assert "Kubernetes has reported for 0 s: Kubernetes has placed the notebook on node-1. " in start.failure_message(
+        PLACED
+    )
 
 
 def test_a_slow_image_is_named_with_its_age(start: PodStart, clock: Clock) -> None:
@@ -85,7 +87,7 @@ def test_a_slow_image_is_named_with_its_age(start: PodStart, clock: Clock) -> No
     clock.now += 35
     messages(start, PLACED, event("Pulling", 'Pulling image "lab:2"', path=NOTEBOOK))
     clock.now += 260
-    message = start.why_not(PLACED)
+    message = start.failure_message(PLACED)
     assert message.startswith(
         "The notebook did not start within 4 min 55 s. Kubernetes has reported for 4 min 20 s: Pulling "
         "the image lab:2. "
@@ -99,14 +101,14 @@ def test_an_image_that_cannot_be_pulled_is_as_old_as_its_first_failure(start: Po
         failed = event("Failed", 'Failed to pull image "lab:2": not found', version=str(version), path=NOTEBOOK)
         messages(start, missing, failed)
         clock.now += 20
-    message = start.why_not(missing)
+    message = start.failure_message(missing)
     assert "Kubernetes has reported for 1 min: The image lab:2 cannot be pulled: not found. Check the name" in message
 
 
 def test_an_image_without_a_valid_name_is_refused_at_once(start: PodStart) -> None:
     wrong = status({"waiting": {"reason": "InvalidImageName", "message": "invalid reference format"}})
     messages(start, wrong)
-    assert start.why_not(wrong).startswith(
+    assert start.failure_message(wrong).startswith(
         "The notebook could not be started: The image lab:2 cannot be pulled: invalid reference format."
     )
 
@@ -115,18 +117,18 @@ def test_a_server_that_does_not_listen_is_told_from_a_pod_that_does_not_run(star
     running = status({"running": {}})
     assert messages(start, running)[-1] == "The container runs; waiting for the notebook server to answer"
     clock.now += 120
-    message = start.why_not(running, "http://10.0.0.7:8888")
+    message = start.failure_message(running, "http://10.0.0.7:8888")
     assert "its container has run for 2 min, but accepts no connection at http://10.0.0.7:8888. Check that" in message
 
 
 def test_a_hub_that_sees_no_pod_says_so(start: PodStart, clock: Clock) -> None:
     clock.now += 295
-    assert start.why_not(None) == (
+    assert start.failure_message(None) == (
         "The notebook did not start within 4 min 55 s, and the Hub does not see its pod. An administrator can "
         "check that the Hub's account may list and watch pods and events."
     )
-    assert "Kubernetes says nothing about its pod" in start.why_not({})
-    assert ": Could not create pod default/ana. Start it again" in start.why_not(
+    assert "Kubernetes says nothing about its pod" in start.failure_message({})
+    assert ": Could not create pod default/ana. Start it again" in start.failure_message(
         None, message="Could not create pod default/ana"
     )
 
@@ -141,11 +143,11 @@ def test_the_time_without_a_place_counts_from_the_schedulers_first_word(start: P
     clock.now += 61
     start.update(unfit, ())
     assert start.unscheduled_for == 61
-    message = start.not_placed(unfit, "node-1")
+    message = start.unplaced_message(unfit, "node-1")
     assert message.startswith(f"Kubernetes has not placed the notebook on node-1 for 1 min 1 s: {words} ")
     assert "homes that every node can mount" in message
     condition["message"] = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
-    assert start.not_placed(unfit, "node-1").endswith(
+    assert start.unplaced_message(unfit, "node-1").endswith(
         "Start it again or choose another profile. An administrator can check what else runs on node-1."
     )
     start.update(PLACED, ())
@@ -160,7 +162,7 @@ def test_a_gated_pod_gives_its_gpus_back_in_time_and_says_who_holds_it(start: Po
     clock.now += 61
     assert messages(start, held) == [], "it has been said"
     assert start.unscheduled_for == 61
-    for message in (start.not_placed(held, "node-1"), start.why_not(held)):
+    for message in (start.unplaced_message(held, "node-1"), start.failure_message(held)):
         assert f"{words}. An administrator has to look at what sets and removes these gates" in message
     assert messages(start, PLACED) == ["Kubernetes has placed the notebook on node-1"]
     assert start.unscheduled_for == 0
@@ -178,7 +180,7 @@ def test_a_claim_without_a_volume_is_what_an_administrator_has_to_look_at(start:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
     unfit = {"status": {"conditions": [condition]}}
     messages(start, unfit, event("FailedScheduling", words))
-    for message in (start.not_placed(unfit, "node-1"), start.why_not(unfit)):
+    for message in (start.unplaced_message(unfit, "node-1"), start.failure_message(unfit)):
         assert f"{words} An administrator has to look at that claim, at its storage class, and at what " in message
 
 
@@ -190,7 +192,7 @@ def test_a_pod_without_its_claims_of_devices_gives_its_gpus_back_in_time(start: 
     clock.now += 61
     start.update({"spec": spec}, [failed])
     assert start.is_unplaced(60), "although the scheduler says nothing of such a pod"
-    message = start.not_placed({"spec": spec}, "node-1")
+    message = start.unplaced_message({"spec": spec}, "node-1")
     assert "for 1 min 1 s: no claim has been generated for it from the ResourceClaimTemplate one-gpu. An adm" in message
     assert "at the drivers of these" in message
     made = {"spec": spec, "status": {"resourceClaimStatuses": [{"name": "gpus", "resourceClaimName": "c"}]}}
@@ -204,7 +206,9 @@ def test_kubernetes_has_time_to_make_the_claims_of_many_pods(start: PodStart, cl
     assert messages(start, claims) == [], "it has been said"
     clock.now += 600
     assert not start.is_unplaced(60)
-    assert "for 10 min: Waits for Kubernetes to make its claims of devices. Start it again" in start.why_not(claims)
+    assert "for 10 min: Waits for Kubernetes to make its claims of devices. Start it again" in start.failure_message(
+        claims
+    )
     clock.now += 1
     assert start.is_unplaced(60)
     assert not start.is_unplaced(601)
@@ -239,7 +243,7 @@ def test_a_pod_for_which_a_node_is_coming_is_not_given_up(start: PodStart, clock
     clock.now += 1000
     start.update(unfit, ())
     assert not start.is_unplaced(60)
-    assert "An administrator can raise the start_timeout" in start.why_not(unfit)
+    assert "An administrator can raise the start_timeout" in start.failure_message(unfit)
     failed = event("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 in backoff after failed scale-up", uid="3")
     (message,) = messages(start, unfit, failed)
     assert message == "The cluster's autoscaler adds no node for it: 1 in backoff after failed scale-up"
@@ -274,7 +278,7 @@ def test_claims_that_are_made_are_the_reason_no_more(start: PodStart) -> None:
     messages(start, {"spec": spec})
     made = {"spec": spec, "status": {"resourceClaimStatuses": [{"name": "gpus", "resourceClaimName": "c"}]}}
     assert messages(start, made) == []
-    assert "Kubernetes says nothing about its pod" in start.why_not(made)
+    assert "Kubernetes says nothing about its pod" in start.failure_message(made)
 
 
 @pytest.mark.parametrize(
@@ -284,12 +288,12 @@ def test_devices_that_no_driver_gives_are_what_an_administrator_has_to_look_at(s
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
     unfit = {"status": {"conditions": [condition]}}
     messages(start, unfit)
-    assert "at the ResourceClaimTemplates and DeviceClasses that they name" in start.not_placed(unfit, "node-1")
+    assert "at the ResourceClaimTemplates and DeviceClasses that they name" in start.unplaced_message(unfit, "node-1")
 
 
 def test_claims_are_named_only_while_the_scheduler_says_nothing_of_their_pod(start: PodStart) -> None:
     claims = [{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in ("data", "home")]
     spec = {"volumes": [{"name": "tmp", "emptyDir": {}}, *claims]}
-    assert "It needs a volume for data and home. " in start.why_not({"spec": spec})
+    assert "It needs a volume for data and home. " in start.failure_message({"spec": spec})
     for pod in ({"spec": spec | {"nodeName": "node-1"}}, {"spec": {}}):
-        assert "Kubernetes says nothing about its pod" in start.why_not(pod)
+        assert "Kubernetes says nothing about its pod" in start.failure_message(pod)

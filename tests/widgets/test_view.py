@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from makeway import bars, teams, view, words
 from makeway_api.bars import bar, scale
 from makeway_api.models import Lending, Notice, Offer, Reason, Session, State, Usage, Victim
-from makeway_api.tables import laid_out
+from makeway_api.tables import aligned
 from nbconvert.filters import clean_html
 from samples import EVIL, NOW, ago, greedy, job, noticed, offers, preempted, team
 
@@ -150,7 +150,7 @@ def test_nothing_from_users_becomes_markup(html: str) -> None:
 
 
 def test_control_characters_never_reach_a_terminal() -> None:
-    text = laid_out([("A",), (EVIL,)])
+    text = aligned([("A",), (EVIL,)])
     assert "\x1b" not in text
     assert len(text.splitlines()) == 2
     assert "\x1b" not in view.job_text(job(name=EVIL, message=EVIL, state=State.FAILED))

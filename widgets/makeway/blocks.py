@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from makeway_api.tables import Column, laid_out, plain
+from makeway_api.tables import Column, aligned, plain
 from markupsafe import Markup, escape
 
 SOFT = "opacity:.72"
@@ -242,7 +242,7 @@ def _text_block(block: Block) -> str:
             shown = [n for n in range(len(head)) if not _only_drawn([row[n] for row in rows])]
             cells = [[_text_cell(row[n]) for n in shown] for row in rows]
             numbers = frozenset(at for at, n in enumerate(shown) if n in right)
-            return laid_out([[head[n].upper() for n in shown], *cells], numbers)
+            return aligned([[head[n].upper() for n in shown], *cells], numbers)
         case Drawing(_, text):
             return plain(text)
 

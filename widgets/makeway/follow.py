@@ -24,7 +24,7 @@ from .words import clock, since, state_word, typed
 
 T = TypeVar("T")
 
-POLL = 20.0
+POLL_SECONDS = 20.0
 """Seconds of one long poll."""
 RETRY_SECONDS = 300.0
 """Seconds without an answer after which waiting gives up; the service may restart meanwhile."""
@@ -32,7 +32,7 @@ FIRST_PAUSE = 0.5
 MAX_PAUSE = 10.0
 CHUNK = 262_144
 """Bytes of a log that are read at once, and printed of a longer one."""
-NUMBERS_EVERY = 60.0
+NUMBERS_INTERVAL = 60.0
 """Seconds after which a state is printed again of which only numbers have changed."""
 
 
@@ -55,7 +55,7 @@ def changes(id: str, deadline: float | None = None) -> Iterator[Job]:
     data = _job(id, 0.0, None, deadline)
     yield data
     while not data.state.ended:
-        remaining = POLL if deadline is None else min(POLL, deadline - time.monotonic())
+        remaining = POLL_SECONDS if deadline is None else min(POLL_SECONDS, deadline - time.monotonic())
         if remaining <= 0:
             return
         newer = _job(id, remaining, data.version, deadline)
@@ -80,7 +80,7 @@ class Reporter:
         if (data.state, data.attempt) != self._state:
             self._state, self._reported = (data.state, data.attempt), {}
         at, before = self._reported.get(code, (None, ""))
-        if text == before or (at is not None and now - at < NUMBERS_EVERY):
+        if text == before or (at is not None and now - at < NUMBERS_INTERVAL):
             return
         self._reported[code] = now, text
         self._output.line(plain(f"{clock(datetime.now(UTC))}  {data.name or data.id}: {text}"))
@@ -118,7 +118,7 @@ def read_log(id: str, attempt: int | None = None, tail: int | None = None) -> st
     """Return the log of one attempt (default: the newest), or its last `tail` lines."""
     _check_attempt(id, attempt)
     if tail is not None:
-        return _newest(id, attempt, tail).text
+        return _newest_part(id, attempt, tail).text
     chunk = _chunk(id, attempt, 0)
     parts = [chunk.text]
     while chunk.text:
@@ -140,7 +140,7 @@ def print_newest(id: str, attempt: int | None = None, tail: int | None = None, a
                 offset = chunk.next_offset
             printed = offset > 0
         else:
-            part = _newest(id, attempt, tail)
+            part = _newest_part(id, attempt, tail)
             if tail is None:
                 _mark_omitted(output, id, part)
             output.write(part.text)
@@ -161,11 +161,11 @@ def print_log(id: str, attempt: int | None = None, tail: int | None = None, all:
         data = _job(id, 0.0, None, None)
         number = attempt or data.attempt
         if number == 0:
-            data = _until_started(data, output)
+            data = _wait_for_first_attempt(data, output)
             number = data.attempt
         offset = 0
         if number and (tail is not None or not all):
-            part = _newest(id, number, tail)
+            part = _newest_part(id, number, tail)
             if tail is None:
                 _mark_omitted(output, id, part)
             output.write(part.text)
@@ -173,7 +173,7 @@ def print_log(id: str, attempt: int | None = None, tail: int | None = None, all:
         while number:
             _print_attempt(id, number, offset, output)
             data = _job(id, 0.0, None, None)
-            if attempt or (data := _until_after(data, number, output)).attempt <= number:
+            if attempt or (data := _wait_for_next_attempt(data, number, output)).attempt <= number:
                 break
             output.mark(f"attempt {number} {_outcome(data, number)}; attempt {data.attempt} continues")
             number, offset = data.attempt, 0
@@ -183,13 +183,13 @@ def print_log(id: str, attempt: int | None = None, tail: int | None = None, all:
 
 
 def _check_attempt(id: str, attempt: int | None) -> None:
-    if attempt is not None and attempt > (made := _job(id, 0.0, None, None).attempt):
-        raise Refused(f"job {id} has no attempt {attempt}; it was started {count(made, 'time')}.")
+    if attempt is not None and attempt > (newest := _job(id, 0.0, None, None).attempt):
+        raise Refused(f"job {id} has no attempt {attempt}; it was started {count(newest, 'time')}.")
 
 
 def _print_attempt(id: str, number: int, offset: int, output: Output) -> None:
     while True:
-        chunk = _chunk(id, number, offset, wait=POLL)
+        chunk = _chunk(id, number, offset, wait=POLL_SECONDS)
         _write(output, chunk)
         offset = chunk.next_offset
         if chunk.eof:
@@ -212,7 +212,7 @@ class _Part:
     omitted: int
 
 
-def _newest(id: str, attempt: int | None, lines: int | None) -> _Part:
+def _newest_part(id: str, attempt: int | None, lines: int | None) -> _Part:
     """Return the last lines of a log, whole ones however long they are; without a number the newest CHUNK bytes."""
     chunk = _chunk(id, attempt, -CHUNK)
     start, end, texts = chunk.offset, chunk.next_offset, [chunk.text]
@@ -222,8 +222,8 @@ def _newest(id: str, attempt: int | None, lines: int | None) -> _Part:
         if start and newline and rest:  # begin with a whole line
             omitted, text = start + len(f"{first}\n".encode()), rest
         return _Part(text, end, omitted)
-    result = chunk.text.removesuffix("\n").count("\n")
-    while start > 0 and result < lines:
+    newlines = chunk.text.removesuffix("\n").count("\n")
+    while start > 0 and newlines < lines:
         begin = max(0, start - CHUNK)
         between, offset = [], begin
         while offset < start:
@@ -233,7 +233,7 @@ def _newest(id: str, attempt: int | None, lines: int | None) -> _Part:
             between.append(chunk.text)
             offset = chunk.next_offset
         texts.insert(0, "".join(between))
-        start, result = begin, result + texts[0].count("\n")
+        start, newlines = begin, newlines + texts[0].count("\n")
     text = "".join(texts)
     kept = _last_lines(text, lines)
     return _Part(kept, end, start + len(text[: len(text) - len(kept)].encode()))
@@ -257,7 +257,7 @@ def _last_lines(text: str, lines: int) -> str:
     return text[at + 1 :]
 
 
-def _until_started(data: Job, output: Output) -> Job:
+def _wait_for_first_attempt(data: Job, output: Output) -> Job:
     reporter = Reporter(output)
     for newer in changes(data.id):
         if newer.attempt or newer.state.ended:
@@ -266,7 +266,7 @@ def _until_started(data: Job, output: Output) -> Job:
     return data
 
 
-def _until_after(data: Job, number: int, output: Output) -> Job:
+def _wait_for_next_attempt(data: Job, number: int, output: Output) -> Job:
     """Return the job as soon as it has ended or a later attempt has started."""
     reporter = Reporter(output)
     for newer in changes(data.id):
@@ -322,7 +322,7 @@ def _retrying(request: Callable[[], T], deadline: float | None) -> T:
     retrying = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, MakewayError) and error.code == "unreachable"),
         wait=wait_random_exponential(multiplier=FIRST_PAUSE, max=MAX_PAUSE),
-        stop=lambda state: (state.seconds_since_start or 0.0) > RETRY_SECONDS or _too_late(state, deadline),
+        stop=lambda state: (state.seconds_since_start or 0.0) > RETRY_SECONDS or _is_past(state, deadline),
         before_sleep=_warn_once,
         reraise=True,
     )
@@ -332,7 +332,7 @@ def _retrying(request: Callable[[], T], deadline: float | None) -> T:
         raise explain(error) from None
 
 
-def _too_late(state: RetryCallState, deadline: float | None) -> bool:
+def _is_past(state: RetryCallState, deadline: float | None) -> bool:
     return deadline is not None and time.monotonic() + state.upcoming_sleep >= deadline
 
 

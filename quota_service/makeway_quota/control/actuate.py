@@ -170,14 +170,14 @@ class Actuator:
         for row in rows.values():
             if row.state not in ADMITTED or (row.id, row.attempt) in started.attempts:
                 continue  # an attempt that was started in this cycle is not in what was seen
-            if row.kind == "job" and not self.quarantine.rests(ORDERING, "workload", row.id):
+            if row.kind == "job" and not self.quarantine.is_backing_off(ORDERING, "workload", row.id):
                 with self.quarantine.guard(ORDERING, "workload", row.id):
                     await self._job(started, row, reported.get((row.id, row.attempt)), now)
         sessions = [row for row in rows.values() if row.kind == "session" and row.state in ADMITTED]
         with self.quarantine.step("stopping the servers of sessions"):
             self._sessions(change_set, sessions, now, names)
         for key, attempt in reported.items():
-            if not self.quarantine.rests(REMOVING, "workload", key[0]):
+            if not self.quarantine.is_backing_off(REMOVING, "workload", key[0]):
                 with self.quarantine.guard(REMOVING, "workload", key[0]):
                     await self._leftover(rows.get(key[0]), attempt)
         self._noticed = {key: at for key, at in self._noticed.items() if key in reported}

@@ -413,9 +413,9 @@ class Loop:
 
     async def _commit(self, change_set: ChangeSet, now: float) -> bool:
         """Commit changes; where one of them cannot be written, the others are; return whether the store changed."""
-        if resting := self.world.quarantine.resting((WRITING,), "workload"):
-            kept = [change for change in change_set.changes if change.workload not in resting]
-            decisions = [decision for decision in change_set.decisions if decision.workload not in resting]
+        if backing_off := self.world.quarantine.backing_off((WRITING,), "workload"):
+            kept = [change for change in change_set.changes if change.workload not in backing_off]
+            decisions = [decision for decision in change_set.decisions if decision.workload not in backing_off]
             change_set = ChangeSet(kept, decisions)
         return await self._commit_parts(change_set, now)
 

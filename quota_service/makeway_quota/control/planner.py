@@ -96,7 +96,7 @@ class Planner:
     def _due(self) -> frozenset[Item]:
         """Return what was left out and is tried again."""
         quarantine = self._world.quarantine
-        return frozenset(item for item in self._faulty.reasons if not quarantine.rests(PLANNING, *item))
+        return frozenset(item for item in self._faulty.reasons if not quarantine.is_backing_off(PLANNING, *item))
 
     def _quarantine_faulty(self, faulty: Faulty, due: Collection[Item]) -> None:
         """Note what is left out from now on; what was left out before and was not tried again stays as noted."""

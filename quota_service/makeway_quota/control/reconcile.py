@@ -63,7 +63,7 @@ def reconcile(
         row = rows.get(reported.workload)
         if row is None or row.attempt != reported.attempt or row.state not in ADMITTED:
             continue
-        if quarantine.rests(QUARANTINE_STEP, "workload", row.id):
+        if quarantine.is_backing_off(QUARANTINE_STEP, "workload", row.id):
             continue
         before = len(change_set.changes), len(change_set.decisions)
         try:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from ..store.database.postgres_check import ServerFacts, read_facts
 from .findings import Finding
-from .server import clocks_apart
+from .server import clock_skew
 
-OLDEST = 140_000
+MIN_VERSION = 140_000
 """PostgreSQL 14, as docs/how-to/back-up-and-upgrade.md says"""
 SLOW, TOO_SLOW = 0.02, 0.2
 """Seconds of one statement: a change of a job takes about ten of them"""
-CONNECTIONS = 30
+MIN_FREE_CONNECTIONS = 30
 """Connections that two replicas of the service need"""
 
 
@@ -24,7 +24,7 @@ def check_database(url: str) -> list[Finding]:
 
 def _findings(facts: ServerFacts) -> Iterator[Finding]:
     where = "PostgreSQL"
-    if facts.version < OLDEST:
+    if facts.version < MIN_VERSION:
         yield Finding("error", f"PostgreSQL {facts.version // 10_000} is too old.", where, "Upgrade it to 14 or newer.")
     if not facts.encrypted:
         yield Finding(
@@ -40,11 +40,12 @@ def _findings(facts: ServerFacts) -> Iterator[Finding]:
             where,
             "Use a server in the same network, or find out what keeps it busy.",
         )
-    if facts.free_connections < CONNECTIONS:
+    if facts.free_connections < MIN_FREE_CONNECTIONS:
         yield Finding(
             "warning",
-            f"PostgreSQL has {max(0, facts.free_connections)} connections left, and Makeway uses up to {CONNECTIONS}.",
+            f"PostgreSQL has {max(0, facts.free_connections)} connections left, and Makeway uses up to "
+            f"{MIN_FREE_CONNECTIONS}.",
             where,
             "Raise max_connections, or end those of other programs.",
         )
-    yield from clocks_apart(abs(facts.ahead), where)
+    yield from clock_skew(abs(facts.clock_skew), where)

@@ -95,10 +95,10 @@ async def check_clock(cluster: ClusterAccess) -> Iterable[Finding]:
         return []
     theirs = parsedate_to_datetime(cluster.client.date).timestamp()
     apart = max(before - theirs - 1.0, theirs - after, 0.0)  # the header has whole seconds
-    return clocks_apart(apart, "the API server")
+    return clock_skew(apart, "the API server")
 
 
-def clocks_apart(apart: float, whose: str) -> list[Finding]:
+def clock_skew(apart: float, whose: str) -> list[Finding]:
     """Return a finding if two clocks are so many seconds apart that it matters."""
     if apart < APART:
         return []

@@ -76,7 +76,7 @@ class RowRemovals:
 
         `may_rest`: it is left alone for a while after it failed.
         """
-        if may_rest and self.quarantine.rests(name, "step", name):
+        if may_rest and self.quarantine.is_backing_off(name, "step", name):
             return otherwise
         return await self.guarded(name, "step", name, work, otherwise)
 

@@ -1,6 +1,6 @@
 """The policy document: pools, profiles, teams, and how many GPUs each team is guaranteed."""
 
-from .advice import CAUGHT, warnings
+from .advice import CAUGHT_BY_FRAMEWORKS, warnings
 from .diff import diff
 from .document import Document, PoolFacts, ProfileFacts, TeamFacts, workers_limit
 from .issues import Issue, PolicyInvalid, closest
@@ -10,7 +10,7 @@ from .rescale import overcommitments, rescale, rescale_text
 from .write import write
 
 __all__ = [
-    "CAUGHT",
+    "CAUGHT_BY_FRAMEWORKS",
     "Document",
     "Issue",
     "PolicyInvalid",

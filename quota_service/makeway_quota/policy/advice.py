@@ -1,4 +1,4 @@
-"""Find what is valid in a policy document and still does not do what its author expects.
+"""Warn of what is valid in a policy document and still does not do what its author expects.
 
 Shown by `makeway-quota policy validate` beside the errors; never a reason to refuse a document.
 """
@@ -12,7 +12,7 @@ from .issues import Issue, Problem, place
 from .members import member_problems
 from .source import UnreadableDocument, parse
 
-CAUGHT = {
+CAUGHT_BY_FRAMEWORKS = {
     "SIGUSR1": "NCCL, PyTorch Lightning and others catch it for purposes of their own",
     "SIGUSR2": "profilers and others catch it for purposes of their own",
     "SIGINT": "Python raises KeyboardInterrupt in the middle of a step where a job does not use makeway.checkpoint",
@@ -26,17 +26,17 @@ def warnings(text: str, file: str = "policy.yaml") -> list[Issue]:
         source = parse(text)
     except UnreadableDocument:
         return []
-    problems = [*member_problems(source.value), *_signals(source.value)]
+    problems = [*member_problems(source.value), *_caught_signals(source.value)]
     result = sorted(problems, key=lambda problem: source.line(problem[0]) or 0)
     return [Issue(file, source.line(loc), place(loc), message) for loc, message in result]
 
 
-def _signals(document: Any) -> Iterator[Problem]:
-    """Yield the profiles whose signal the frameworks of training catch themselves."""
+def _caught_signals(document: Any) -> Iterator[Problem]:
+    """Yield a problem for each profile whose signal training frameworks catch themselves."""
     profiles = document.get("profiles") if isinstance(document, dict) else None
     for at, profile in enumerate(profiles if isinstance(profiles, list) else ()):
         name = profile.get("signal") if isinstance(profile, dict) else None
-        if isinstance(name, str) and (why := CAUGHT.get(name.strip())):
+        if isinstance(name, str) and (why := CAUGHT_BY_FRAMEWORKS.get(name.strip())):
             message = (
                 f"{name.strip()} may not be taken as a notice to save: {why}; SIGTERM, the default, is meant for it"
             )

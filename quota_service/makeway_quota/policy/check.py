@@ -58,17 +58,17 @@ def check(document: Document, entries: Entries, sizes: Mapping[str, int] | None,
         yield from _check_profile(loc, profile, entries)
         if not stored:  # earlier releases accepted any name
             yield from _image_names(loc, profile)
-    for loc, policy in entries.policies.values():
-        yield from _check_policy(loc, policy, entries)
+    for loc, team in entries.policies.values():
+        yield from _check_team(loc, team, entries)
     # totals are wrong where a pool's name occurs twice, and endless where parents form a circle
     can_add_up = len(entries.pools) == len(entries.top.pools) and all(
         len(_ancestry(name, entries)) <= MAX_LEVELS for name in entries.policies
     )
-    for message, policy_name, line in overcommitted(document, sizes) if can_add_up else ():
-        loc = entries.policies[policy_name][0]
+    for message, team_name, line in overcommitted(document, sizes) if can_add_up else ():
+        loc = entries.policies[team_name][0]
         yield loc if line is None else (*loc, "quotas", line, "reserved"), message
-    for message, policy_name, line in reservations_above_limits(document) if can_add_up and not stored else ():
-        loc = entries.policies[policy_name][0]
+    for message, team_name, line in reservations_above_limits(document) if can_add_up and not stored else ():
+        loc = entries.policies[team_name][0]
         yield loc if line is None else (*loc, "quotas", line, "reserved"), message
 
 
@@ -106,7 +106,10 @@ def _check_profile(loc: Loc, profile: DocumentProfile, entries: Entries) -> Iter
 
 def _image_names(loc: Loc, profile: DocumentProfile) -> Iterator[Problem]:
     own = [((*loc, "image"), profile.image)] if profile.image else []
-    for where, name in [*own, *(((*loc, "images", at, "image"), one.image) for at, one in enumerate(profile.images))]:
+    for where, name in [
+        *own,
+        *(((*loc, "images", at, "image"), image.image) for at, image in enumerate(profile.images)),
+    ]:
         if not IMAGE.fullmatch(name):
             yield where, f"{quote(name)} is no name of an image; write it as registry.example/group/name:tag"
 
@@ -121,24 +124,22 @@ def _check_images(loc: Loc, profile: DocumentProfile) -> Iterator[Problem]:
         yield (*loc, at, "default"), f"{quote(first)} is the default already; only one image can be"
 
 
-def _check_policy(loc: Loc, policy: DocumentTeamQuota, entries: Entries) -> Iterator[Problem]:
-    for at, line in enumerate(policy.quotas):
+def _check_team(loc: Loc, team: DocumentTeamQuota, entries: Entries) -> Iterator[Problem]:
+    for at, line in enumerate(team.quotas):
         yield from _check_quota((*loc, "quotas", at), line, entries)
-    yield from _check_names((*loc, "groups"), policy.groups)
-    yield from _check_names((*loc, "users"), policy.users)
-    yield from _check_names((*loc, "volumes"), [volume.name for volume in policy.volumes])
-    yield from _check_names((*loc, "volumes"), [volume.path for volume in policy.volumes])
-    if not (
-        policy.groups or policy.users or any(other.parent == policy.name for _, other in entries.policies.values())
-    ):
-        if policy.has("groups") or policy.has("users"):
+    yield from _check_names((*loc, "groups"), team.groups)
+    yield from _check_names((*loc, "users"), team.users)
+    yield from _check_names((*loc, "volumes"), [volume.name for volume in team.volumes])
+    yield from _check_names((*loc, "volumes"), [volume.path for volume in team.volumes])
+    if not (team.groups or team.users or any(other.parent == team.name for _, other in entries.policies.values())):
+        if team.has("groups") or team.has("users"):
             yield (
-                (*loc, "groups" if policy.has("groups") else "users"),
+                (*loc, "groups" if team.has("groups") else "users"),
                 "the list is empty; name a group of the Hub or a user",
             )
         else:
             yield (*loc, "groups"), "this team has no members; name groups of the Hub, or users"
-    yield from _check_parent((*loc, "parent"), policy, entries)
+    yield from _check_parent((*loc, "parent"), team, entries)
 
 
 def _check_quota(loc: Loc, line: QuotaTable, entries: Entries) -> Iterator[Problem]:
@@ -170,22 +171,22 @@ def _check_names(
             seen.add(name)
 
 
-def _check_parent(loc: Loc, policy: DocumentTeamQuota, entries: Entries) -> Iterator[Problem]:
-    if policy.parent is None:
+def _check_parent(loc: Loc, team: DocumentTeamQuota, entries: Entries) -> Iterator[Problem]:
+    if team.parent is None:
         return
-    if policy.parent not in entries.policies:
-        known = [name for name in entries.policies if name != policy.name]
-        yield loc, f"there is no policy {quote(policy.parent)}; {did_you_mean(policy.parent, known)}"
+    if team.parent not in entries.policies:
+        known = [name for name in entries.policies if name != team.name]
+        yield loc, f"there is no policy {quote(team.parent)}; {did_you_mean(team.parent, known)}"
         return
-    chain = _ancestry(policy.name, entries)
-    if entries.policies[chain[-1]][1].parent == policy.name:
-        yield loc, f"the parents form a circle: {' → '.join([*chain, policy.name])}; remove one of them"
+    chain = _ancestry(team.name, entries)
+    if entries.policies[chain[-1]][1].parent == team.name:
+        yield loc, f"the parents form a circle: {' → '.join([*chain, team.name])}; remove one of them"
     elif len(chain) > MAX_LEVELS:
         yield loc, f"more than {MAX_LEVELS} policies are above this one; nest fewer"
 
 
 def _ancestry(name: str, entries: Entries) -> list[str]:
-    """Return the names of a policy and its ancestors, each once, at most one more than MAX_LEVELS."""
+    """Return the names of a team and its ancestors, each once, at most one more than MAX_LEVELS."""
     chain, above = [name], entries.policies[name][1].parent or ""
     while above in entries.policies and above not in chain and len(chain) <= MAX_LEVELS:
         chain.append(above)
@@ -194,24 +195,24 @@ def _ancestry(name: str, entries: Entries) -> list[str]:
 
 
 def overcommitted(document: Document, sizes: Mapping[str, int] | None) -> Iterator[tuple[str, str, int | None]]:
-    """Yield a message for each set of pools with more reserved than exists, and the policy and line that exceed it."""
-    sets = {_covered(document, line) for policy in document.policies for line in policy.quotas}
+    """Yield a message for each set of pools with more reserved than exists, and the team and line that exceed it."""
+    sets = {_covered(document, line) for team in document.policies for line in team.quotas}
     for pools in sorted(sets | {frozenset(pool.name for pool in document.pools)}, key=sorted):
         size = _size(document, pools, sizes)
         if size is None:
             continue
         total, parts = 0, []
-        for policy, reserved in _reserved(document, pools):
+        for team, reserved in _reserved(document, pools):
             total += reserved
-            parts.append(f"{policy.label} {gpus(reserved)}")
+            parts.append(f"{team.label} {gpus(reserved)}")
             if total > size:
                 named = f"pool{'s' * (len(pools) > 1)} {', '.join(sorted(pools)) or '(there is none)'}"
                 message = (
                     f"{gpus(total)} are reserved in {named} ({', '.join(parts)}), but there are {gpus(size)}; "
                     f"{'reserve less or add GPUs' if size else NO_GPUS}"
                 )
-                within = (at for at, line in enumerate(policy.quotas) if _covered(document, line) <= pools)
-                yield message, policy.name, next(within, None)
+                within = (at for at, line in enumerate(team.quotas) if _covered(document, line) <= pools)
+                yield message, team.name, next(within, None)
                 break
 
 
@@ -221,22 +222,22 @@ def _covered(document: Document, line: QuotaLine) -> frozenset[str]:
 
 
 def _reserved(document: Document, pools: frozenset[str]) -> Iterator[tuple[TeamQuota, int]]:
-    """Yield the policies without a parent and what they reserve in these pools, themselves or by their children."""
+    """Yield the teams without a parent and what they reserve in these pools, themselves or by their children."""
     children: dict[str, list[TeamQuota]] = {}
-    for policy in document.policies:
-        children.setdefault(policy.parent or "", []).append(policy)
+    for team in document.policies:
+        children.setdefault(team.parent or "", []).append(team)
 
-    def reserved(policy: TeamQuota, above: frozenset[str]) -> int:
-        if policy.name in above:
+    def reserved(team: TeamQuota, above: frozenset[str]) -> int:
+        if team.name in above:
             return 0
-        own = sum(line.reserved for line in policy.quotas if _covered(document, line) <= pools)
-        below = (reserved(child, above | {policy.name}) for child in children.get(policy.name, ()))
+        own = sum(line.reserved for line in team.quotas if _covered(document, line) <= pools)
+        below = (reserved(child, above | {team.name}) for child in children.get(team.name, ()))
         return max(own, sum(below))
 
-    for policy in document.policies:
-        is_child = policy.parent and document.policy(policy.parent)
-        if not is_child and (amount := reserved(policy, frozenset())):
-            yield policy, amount
+    for team in document.policies:
+        is_child = team.parent and document.policy(team.parent)
+        if not is_child and (amount := reserved(team, frozenset())):
+            yield team, amount
 
 
 def _size(document: Document, pools: frozenset[str], sizes: Mapping[str, int] | None) -> int | None:

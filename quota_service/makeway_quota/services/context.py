@@ -156,8 +156,8 @@ class Context:
         with database_errors():
             return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
-    async def think(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that plans in the one thread for what-if. Waits while a cycle holds requests back."""
+    async def run_what_if(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function in the one thread for what-if plans. Waits while a cycle holds requests back."""
         await self.gate.wait_async()
         return await asyncio.get_running_loop().run_in_executor(self.planning, partial(function, *args, **kwargs))
 

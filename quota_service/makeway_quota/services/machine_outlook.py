@@ -110,7 +110,7 @@ class MachineOutlook:
         rows, nodes = await world.placed(), dict(world.observed.nodes)
         machines = {name: name for name, node in nodes.items() if node.backend == BACKEND}
         machines |= self._cluster_machines()
-        return await self._context.think(_size_for_offer, offer, known, rows, nodes, machines, now)
+        return await self._context.run_what_if(_size_for_offer, offer, known, rows, nodes, machines, now)
 
     def _read(self) -> Known:
         store, result = self._context.store, dict[str, KnownDeployment]()

@@ -15,16 +15,16 @@ OPTIONAL = ("id", "owner", "profile")
 
 
 class TraceInvalid(ValueError):
-    """The trace cannot be read; the sentence names the file, the line and what was expected."""
+    """The trace cannot be read; the message names the file, the line and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """One job: milli-GPUs in all, submitted at `submit` seconds, with `duration` seconds of work.
 
-    `until`: it goes at this moment whether it ran or not (demand that was observed, not work to be done);
-    `duration` does not count then. `profile` empty: the one for its number of GPUs. `time_limit`: the most
-    seconds that it runs, as is known before; at least `duration`.
+    `until`: it leaves at this moment whether it ran or not (observed demand, not work to be done); `duration` does not
+    count then. `profile` empty: the one for its number of GPUs. `time_limit`: the most seconds that it runs, as is
+    known before; at least `duration`.
     """
 
     id: str
@@ -39,25 +39,25 @@ class Arrival:
 
 
 def read_trace(file: Path) -> list[Arrival]:
-    """Read a CSV table (.gz too): submit_s, team, num_gpu, duration_s, and if you have them id, owner, profile."""
+    """Read a CSV table (.gz too): submit_s, team, num_gpu, duration_s, and optionally id, owner, profile."""
     try:
         with gzip.open(file, "rt", newline="") if file.suffix == ".gz" else file.open(newline="") as text:
             reader = csv.DictReader(text)
-            _check_head(file, reader.fieldnames or ())
+            _check_header(file, reader.fieldnames or ())
             result = [_arrival(file, line, row) for line, row in enumerate(reader, 2)]
     except (OSError, UnicodeDecodeError, gzip.BadGzipFile) as error:
         raise TraceInvalid(f"{file}: cannot be read: {error}") from None
     if not result:
-        raise TraceInvalid(f"{file}: no jobs below the head line")
+        raise TraceInvalid(f"{file}: no jobs below the header line")
     if len({arrival.id for arrival in result}) < len(result):
         raise TraceInvalid(f"{file}: the column id names a job twice")
     return sorted(result, key=lambda a: (a.submit, a.id))
 
 
-def _check_head(file: Path, names: Iterable[str]) -> None:
+def _check_header(file: Path, names: Iterable[str]) -> None:
     missing = [name for name in REQUIRED if name not in set(names)]
     if missing:
-        raise TraceInvalid(f"{file}:1: the head line lacks {', '.join(missing)}; it needs {', '.join(REQUIRED)}")
+        raise TraceInvalid(f"{file}:1: the header line lacks {', '.join(missing)}; it needs {', '.join(REQUIRED)}")
 
 
 def _arrival(file: Path, line: int, row: Mapping[str, str | None]) -> Arrival:

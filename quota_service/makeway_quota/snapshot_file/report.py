@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from makeway_api.tables import Column, laid_out, text_table
+from makeway_api.tables import Column, aligned, text_table
 
 from ..engine import Evict, LineUsage, Move, Plan, Scale, Snapshot, Start, Waiting
 from ..engine.snapshot import GPU, Placement, from_milli
@@ -132,7 +132,7 @@ def _where(placement: Placement) -> str:
 
 def _actions(title: str, rows: Iterable[tuple[str, ...]]) -> str:
     lines = list(rows)
-    return _block(title, laid_out(lines) if lines else "")
+    return _block(title, aligned(lines) if lines else "")
 
 
 def _block(title: str, body: str) -> str:

@@ -195,7 +195,7 @@ class RemoteBackend(Backend, ABC):
             if not self._observe_attempt(observed, dead.get(key)):
                 self._again.add(key)
         for key, ending in self._due_endings():
-            if not self.quarantine.rests(ENDING, "workload", key[0]):
+            if not self.quarantine.is_backing_off(ENDING, "workload", key[0]):
                 with self.quarantine.guard(ENDING, "workload", key[0]):
                     await self._remove(key, ending)
         observation = self._changes.observation(await self.nodes(), self._attempts, since, synced=listed is not None)
@@ -204,7 +204,7 @@ class RemoteBackend(Backend, ABC):
     def _observe_attempt(self, observed: AttemptObservation, lost_with: tuple[int, str] | None) -> bool:
         """Update what is known of one attempt; False where that fails, so that it stays as it was seen last."""
         key = observed.key
-        if self.quarantine.rests(OBSERVING, "workload", key[0]):
+        if self.quarantine.is_backing_off(OBSERVING, "workload", key[0]):
             return False
         with self.quarantine.guard(OBSERVING, "workload", key[0]):
             self._attempts[key] = self._attempt_status(observed, lost_with)

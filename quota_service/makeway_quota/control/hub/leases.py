@@ -75,7 +75,7 @@ class Leases:
         if self._servers is not None:
             self._servers.keep({(row.owner, row.server) for row, _ in expired})
         for row, since in expired:
-            if self.quarantine.rests(STEP, "workload", row.id):
+            if self.quarantine.is_backing_off(STEP, "workload", row.id):
                 continue
             with self.quarantine.guard(STEP, "workload", row.id):
                 self._end(change_set, row, since, now)

@@ -182,7 +182,7 @@ class HubServers:
             task = self._stopping.get(id)
             if id in self._gone or (task is not None and not task.done()):
                 continue
-            if not self.quarantine.rests(STOPPING, "workload", id):
+            if not self.quarantine.is_backing_off(STOPPING, "workload", id):
                 self._stopping[id] = loop.create_task(self._stop(id, server))
         return set(self._gone)
 

@@ -31,9 +31,9 @@ from .placements import MachinePlacements, unwanted_at
 from .tokens import MachineTokens
 
 READING = "reading what its agent reports"
-HEARD_EVERY = 20.0
+HEARD_INTERVAL = 20.0
 """Seconds between two writes of when agents were heard of, for other replicas and for a later process"""
-DOCUMENTS_EVERY = 30.0
+DOCUMENTS_INTERVAL = 30.0
 """Seconds after which the documents of deployments are read again"""
 MAX_WORKERS = 4096
 CONDITIONS: Mapping[MachineState, Condition] = {
@@ -59,7 +59,7 @@ class MachineOptions:
     orphan_after: float = 900.0
     cpu: int = 0
     memory: int = 0
-    """both as they were promised to those who size; 0: not stated"""
+    """both as the machine type states them, by which machines are sized; 0: not stated"""
     of_cluster: bool = False
 
 
@@ -85,12 +85,12 @@ class MachineChannel:
         self._rows: dict[str, Machine] = {}
         self._reports: dict[str, MachineReport] = {}
         self._statuses: dict[str, MachineStatus] = {}
-        self._made_of: dict[str, tuple[Machine, int, float]] = {}
-        """of what each machine that is shown was made: its row, the serial of its report, and `lost_after`"""
+        self._shown_from: dict[str, tuple[Machine, int, float]] = {}
+        """what the status of each machine was made from: its row, the serial of its report, and `lost_after`"""
         self._options: dict[str, tuple[str, MachineOptions]] = {}
         self._lost_after: dict[str, float] = {}
         """by deployment"""
-        self._documents_at = -DOCUMENTS_EVERY
+        self._documents_at = -DOCUMENTS_INTERVAL
         self._heard: dict[str, float] = {}
         """Unix seconds, of those that were heard of here"""
         self._unwritten: dict[str, float] = {}
@@ -141,7 +141,7 @@ class MachineChannel:
             for row in rows:
                 if self._is_shown(row):
                     continue
-                if not self.quarantine.rests(READING, "node", row.id):
+                if not self.quarantine.is_backing_off(READING, "node", row.id):
                     with self.quarantine.guard(READING, "node", row.id):
                         self._take(row)
                 if row.id not in self._statuses:  # one that is missing would count as gone, with its work
@@ -157,9 +157,10 @@ class MachineChannel:
 
     def cluster_machines(self) -> Mapping[str, str]:
         """Return the machines that are nodes of the cluster, by node: of two on one node that which is ready."""
-        ours = [one for one in self._statuses.values() if one.node]
+        ours = [status for status in self._statuses.values() if status.node]
         return {
-            one.node: one.name for one in sorted(ours, key=lambda one: (one.condition == "ready", one.requested_at))
+            status.node: status.name
+            for status in sorted(ours, key=lambda status: (status.condition == "ready", status.requested_at))
         }
 
     def placed(self) -> Mapping[Key, PlacedAttempt]:
@@ -210,7 +211,7 @@ class MachineChannel:
     async def lost_after(self, deployment: str) -> float:
         """Return the seconds of silence after which a machine of a deployment is lost."""
         if deployment not in self._lost_after:
-            self._documents_at = -DOCUMENTS_EVERY
+            self._documents_at = -DOCUMENTS_INTERVAL
             async with self._lock:
                 await self._read_documents()
         return self._lost_after.get(deployment, Windows().lost_after)
@@ -225,19 +226,19 @@ class MachineChannel:
     async def _read_documents(self) -> None:
         unknown = any(row.deployment not in self._lost_after for row in self._rows.values())
         now = self._monotonic()
-        if not unknown and now - self._documents_at < DOCUMENTS_EVERY:
+        if not unknown and now - self._documents_at < DOCUMENTS_INTERVAL:
             return
         self._documents_at = now
-        for one in await asyncio.to_thread(self._store.deployments.list):
+        for deployment in await asyncio.to_thread(self._store.deployments.list):
             try:
-                self._lost_after[one.name] = read_deployment(one.document, one.name).lost_after
-            except Exception:  # one of another release: what it said before, or the default, holds
-                self._lost_after.setdefault(one.name, Windows().lost_after)
+                self._lost_after[deployment.name] = read_deployment(deployment.document, deployment.name).lost_after
+            except Exception:  # a document of another release: what it said before, or the default, holds
+                self._lost_after.setdefault(deployment.name, Windows().lost_after)
         for row in self._rows.values():
             self._lost_after.setdefault(row.deployment, Windows().lost_after)
 
     def _parts(self, row: Machine) -> tuple[Machine, int, float]:
-        """Return what a machine that is shown is made of."""
+        """Return what the status of a machine is made from."""
         report = self._reports.get(row.id)
         lost_after = self._lost_after.get(row.deployment, Windows().lost_after)
         return row, -1 if report is None else report.serial, lost_after
@@ -246,15 +247,15 @@ class MachineChannel:
         """Whether a machine is shown as its row and its newest report are, neither of which is damaged."""
         report = self._reports.get(row.id)
         damaged = report is not None and report.damaged
-        return not damaged and row.id in self._statuses and self._made_of.get(row.id) == self._parts(row)
+        return not damaged and row.id in self._statuses and self._shown_from.get(row.id) == self._parts(row)
 
     def _take(self, row: Machine) -> None:
         """Show a machine as its row and its newest report are; one that is damaged stays as it was read before."""
         report, before = self._reports.get(row.id), self._statuses.get(row.id)
-        made_of = self._parts(row)
-        if self._made_of.get(row.id) == made_of:
+        parts = self._parts(row)
+        if self._shown_from.get(row.id) == parts:
             return
-        status = _status(row, self.options(row), made_of[2])
+        status = _status(row, self.options(row), parts[2])
         if report is not None and not report.damaged:
             status = _with_facts(status, report.facts)
         elif before is not None:
@@ -262,13 +263,13 @@ class MachineChannel:
         if status != before:
             self._statuses[row.id] = status
             self._changed({row.id})
-        self._made_of[row.id] = made_of
+        self._shown_from[row.id] = parts
         if report is not None and report.damaged:
             raise ValueError(report.damaged)
 
     def _forget(self, name: str) -> None:
         """Forget a machine that is over."""
-        by_machine: tuple[dict[str, Any], ...] = (self._statuses, self._made_of, self._reports, self._options)
+        by_machine: tuple[dict[str, Any], ...] = (self._statuses, self._shown_from, self._reports, self._options)
         by_machine = (*by_machine, self._heard, self._unwritten)
         for kept in by_machine:
             kept.pop(name, None)
@@ -280,7 +281,7 @@ class MachineChannel:
 
     async def _write_heard(self) -> None:
         now = self._monotonic()
-        if not self._unwritten or now - self._written_at < HEARD_EVERY:
+        if not self._unwritten or now - self._written_at < HEARD_INTERVAL:
             return
         self._written_at = now
         times, self._unwritten = self._unwritten, {}
@@ -354,16 +355,16 @@ def _numbers(value: object) -> tuple[int, ...]:
 def _options(request: str) -> MachineOptions:
     """Read the request of a machine, which this service wrote, maybe another release of it."""
     try:
-        given = untrusted.read_table(request, 2**22)
+        known = untrusted.read_table(request, 2**22)
     except untrusted.UnreadableJson:
         return MachineOptions()
-    image = given.get("image")
+    image = known.get("image")
     return MachineOptions(
-        init_script=untrusted.text(given.get("init_script"), 2**20),
+        init_script=untrusted.text(known.get("init_script"), 2**20),
         image=untrusted.text(image, 1000) or None,
-        cpu_only=given.get("cpu_only") is True,
-        orphan_after=max(0.0, untrusted.number(given.get("orphan_after")) or 0.0) or 900.0,
-        cpu=max(0, untrusted.whole(given.get("cpu")) or 0),
-        memory=max(0, untrusted.whole(given.get("memory")) or 0),
-        of_cluster=given.get("provider") == CLUSTER,
+        cpu_only=known.get("cpu_only") is True,
+        orphan_after=max(0.0, untrusted.number(known.get("orphan_after")) or 0.0) or 900.0,
+        cpu=max(0, untrusted.whole(known.get("cpu")) or 0),
+        memory=max(0, untrusted.whole(known.get("memory")) or 0),
+        of_cluster=known.get("provider") == CLUSTER,
     )

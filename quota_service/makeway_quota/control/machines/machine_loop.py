@@ -176,7 +176,7 @@ class MachineLoop:
 
     async def _step(self, name: str, driver: DeploymentDriver, reports: Mapping[str, list[MachineObservation]]) -> None:
         driver.take(reports)
-        if self.quarantine.rests(STEPPING, "deployment", name):
+        if self.quarantine.is_backing_off(STEPPING, "deployment", name):
             return
         with self.quarantine.guard(STEPPING, "deployment", name):
             if await driver.advance(self._demand):
@@ -204,7 +204,7 @@ class MachineLoop:
         self._documents = {name: made_of for name, made_of in self._documents.items() if name in stored}
         for name, one in stored.items():
             made_of = one, secrets_at.get(name)
-            if self._documents.get(name) == made_of or self.quarantine.rests(READING, "deployment", name):
+            if self._documents.get(name) == made_of or self.quarantine.is_backing_off(READING, "deployment", name):
                 continue
             with self.quarantine.guard(READING, "deployment", name):
                 await self._drive(one)

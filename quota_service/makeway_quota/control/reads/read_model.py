@@ -211,8 +211,8 @@ class ReadModels:
             self._model is not None
             and not self._unread
             and not self._missed
-            and all(self._world.quarantine.rests(STEP, "workload", id) for id in self._failed)
-            and all(self._world.quarantine.rests(STEP, "node", name) for name in self._unknown)
+            and all(self._world.quarantine.is_backing_off(STEP, "workload", id) for id in self._failed)
+            and all(self._world.quarantine.is_backing_off(STEP, "node", name) for name in self._unknown)
             and self._document is world.document
             and self._assignment is world.assignment
         )

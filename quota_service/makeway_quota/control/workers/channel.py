@@ -159,7 +159,7 @@ class WorkerChannel:
 
         failed = set(unknown)
         for worker, given in unknown.items():
-            if not self.quarantine.rests(RECORDING, "workload", worker[0]):
+            if not self.quarantine.is_backing_off(RECORDING, "workload", worker[0]):
                 with self.quarantine.guard(RECORDING, "workload", worker[0]):
                     await asyncio.to_thread(self._store.worker_reports.write, worker, given, self._clock())
                     failed.discard(worker)

@@ -141,7 +141,7 @@ class EngineView:
             if self._end_of.get(id) == end:
                 del self._end_of[id]
                 self.stale.add(id)
-        quarantined = self.quarantine.resting(UNWRITTEN, "workload")
+        quarantined = self.quarantine.backing_off(UNWRITTEN, "workload")
         self.stale |= quarantined ^ self._quarantined
         self._quarantined = quarantined
         if self._document is not document:
@@ -162,7 +162,7 @@ class EngineView:
         self, id: str, row: Workload | None, assignment: PoolAssignment, document: Document, now: float
     ) -> bool:
         """Show one row; False where that fails: it is tried again, and only what it holds is shown meanwhile."""
-        if self.quarantine.rests(SHOWING, "workload", id) and (row is None or row.state not in ADMITTED):
+        if self.quarantine.is_backing_off(SHOWING, "workload", id) and (row is None or row.state not in ADMITTED):
             self._hide(id)
             return row is None
         try:

@@ -61,9 +61,9 @@ class Followers:
                     waking.setdefault(follower.loop, []).append(follower.changed)
         for loop, events in waking.items():
             if not loop.is_closed():
-                loop.call_soon_threadsafe(_set, events)
+                loop.call_soon_threadsafe(_set_all, events)
 
 
-def _set(events: Sequence[asyncio.Event]) -> None:
+def _set_all(events: Sequence[asyncio.Event]) -> None:
     for event in events:
         event.set()

@@ -42,8 +42,8 @@ class BackendStates:
         """Whether a backend is not among those of the service any more."""
         return bool(self.states) and backend != "" and backend not in self._by_name
 
-    def absence_counts(self, backend: str) -> bool:
-        """Whether an attempt of this backend ("": not known) that is not reported is really not there."""
+    def absence_is_certain(self, backend: str) -> bool:
+        """Whether an attempt of this backend ("": not known) that is not reported is certainly gone."""
         if backend:
             return backend in self._by_name and _is_complete(self._by_name[backend])
         return all(_is_complete(state) for state in self.states)
@@ -116,7 +116,7 @@ class Observed:
         self.changed: set[Key] = set()
         """Attempts that changed or are gone, and that no cycle has gone through with yet."""
 
-    def take(self, observation: Observation) -> NodeChanges:
+    def merge(self, observation: Observation) -> NodeChanges:
         """Merge an observation; return what it changes of the nodes.
 
         Absence from a full list means that something is gone only once the backend is synced.
@@ -127,21 +127,21 @@ class Observed:
             gone_attempts |= self.attempts.keys() - {attempt.key for attempt in observation.attempts}
         self.synced |= observation.synced
         self.problem, self.backends = observation.problem, BackendStates(observation.backends)
-        self._take_attempts(observation.attempts, gone_attempts)
+        self._merge_attempts(observation.attempts, gone_attempts)
         changed = tuple(node for node in observation.nodes if _differs(self.nodes, node.name, node))
         gone = tuple(name for name in sorted(gone_nodes) if self.nodes.pop(name, None) is not None)
-        returned = tuple(node.name for node in changed if self.version is not None and self._returns(node))
+        returned = tuple(node.name for node in changed if self.version is not None and self._can_take_work_again(node))
         for node in changed:
             self.nodes[node.name] = node
         self.version = observation.version
         return NodeChanges(changed, gone, returned)
 
-    def absence_counts(self, backend: str) -> bool:
-        """Whether an attempt of a backend ("": of the only one, or not known) that is not reported is not there."""
-        return self.backends.absence_counts(backend) if self.backends else self.synced
+    def absence_is_certain(self, backend: str) -> bool:
+        """Whether an attempt of a backend ("": the only one, or not known) that is not reported is certainly gone."""
+        return self.backends.absence_is_certain(backend) if self.backends else self.synced
 
-    def _returns(self, node: NodeStatus) -> bool:
-        """Whether a node may take work, or has more devices, and had not at the last observation."""
+    def _can_take_work_again(self, node: NodeStatus) -> bool:
+        """Whether a node may take work, or has more devices, and did not at the last observation."""
         before = self.nodes.get(node.name)
         if not node.ready or node.cordoned:
             return False
@@ -152,7 +152,7 @@ class Observed:
             or _count_open_devices(before) < _count_open_devices(node)
         )
 
-    def _take_attempts(self, attempts: Iterable[AttemptStatus], gone: Iterable[Key]) -> None:
+    def _merge_attempts(self, attempts: Iterable[AttemptStatus], gone: Iterable[Key]) -> None:
         for attempt in attempts:
             if _differs(self.attempts, attempt.key, attempt):
                 self.attempts[attempt.key] = attempt

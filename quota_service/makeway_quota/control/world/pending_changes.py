@@ -121,7 +121,7 @@ class PendingChanges:
             backend = backend_of(row)
             if self.observed.backends.is_removed(backend):
                 return "lost" if row.cancel_requested else "wait"
-            return self.expectations.verdict(row, self.observed.absence_counts(backend), now)
+            return self.expectations.verdict(row, self.observed.absence_is_certain(backend), now)
         return "wait"
 
     def _lost(self, row: Workload) -> AttemptStatus:

@@ -118,7 +118,7 @@ class World:
         """Take a new observation; only what belongs to the nodes that changed is looked at."""
         self._seen_at = time.monotonic()
         self._observe_clock()
-        changes = self.observed.take(observation)
+        changes = self.observed.merge(observation)
         self.returned.update(changes.returned)
         self.pending_changes.expectations.note(observation.attempts)
         if self._active.rows is not None:
@@ -128,7 +128,7 @@ class World:
             name
             for step in NODE_STEPS
             for name in self.quarantine.names(step, "node")
-            if name in self.observed.nodes and not self.quarantine.rests(step, "node", name)
+            if name in self.observed.nodes and not self.quarantine.is_backing_off(step, "node", name)
         }
         self._nodes = {name: node for name, node in self._nodes.items() if name not in again} if again else self._nodes
         self._show(sorted(again.union(node.name for node in changes.changed)), changes.gone)
@@ -359,7 +359,7 @@ class World:
             self._view.stale.add(row.id)
             self._take(known, row)
         for known, row in [
-            pair for id, pair in self._unfollowed.items() if not self.quarantine.rests(TAKING, "workload", id)
+            pair for id, pair in self._unfollowed.items() if not self.quarantine.is_backing_off(TAKING, "workload", id)
         ]:
             self._take(known, row)
         for name in self.people.take_changed():
@@ -403,7 +403,7 @@ class World:
     async def _read_damaged(self) -> None:
         """Read rows again that could not be read as a whole, less and less often."""
         names = self.quarantine.names(READING, "workload")
-        due = [id for id in sorted(names) if not self.quarantine.rests(READING, "workload", id)]
+        due = [id for id in sorted(names) if not self.quarantine.is_backing_off(READING, "workload", id)]
         if due:
             still = await asyncio.to_thread(self._store.read_again, due)
             self._note_damaged(still)

@@ -196,7 +196,7 @@ class OfferEngine:
             changes, self._unread, self._unread_size = self._unread, [], 0
             state, now = self._state, self._context.clock()
             try:
-                offer, took = await self._context.think(self._ask, changes, question, now)
+                offer, took = await self._context.run_what_if(self._ask, changes, question, now)
                 if offer.demand:
                     offer, more = await self._machines.with_machines(offer, now)
                     took += more

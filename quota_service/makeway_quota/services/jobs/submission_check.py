@@ -14,7 +14,7 @@ from makeway_api.models import JobRequest
 from makeway_api.quantities import count
 
 from ...engine.snapshot import Profile
-from ...policy import CAUGHT, Document, workers_limit
+from ...policy import CAUGHT_BY_FRAMEWORKS, Document, workers_limit
 from ...store.records import NewWorkload
 from ...store.rows import payload_bytes_of
 from ..refusals import refuse
@@ -139,7 +139,7 @@ def time_limit_note(wanted: int | None, profile: Profile) -> list[str]:
 
 def signal_note(signal: str, request: JobRequest) -> list[str]:
     """Return that a profile's signal may not reach a job as a notice, unless its code reads the notice's file."""
-    why = CAUGHT.get(signal)
+    why = CAUGHT_BY_FRAMEWORKS.get(signal)
     if why is None:
         return []
     code = [request.source, *(_text(file.data) for file in request.files if file.path.endswith(".py"))]

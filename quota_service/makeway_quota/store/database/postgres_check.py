@@ -53,7 +53,7 @@ class ServerFacts:
     """whether the connection is; a socket of this machine counts"""
     latency: float
     """of the fastest of some statements"""
-    ahead: float
+    clock_skew: float
     """by which its clock is ahead of this machine's"""
     free_connections: int
 
@@ -67,10 +67,10 @@ def read_facts(url: str) -> ServerFacts | None:
     engine = postgres_engine(parsed, silence=SECONDS, pooled=False)
     try:
         with engine.connect() as connection, connection.begin():
-            latency, ahead = _timed(connection)
+            latency, clock_skew = _timed(connection)
             row = connection.execute(FACTS_SQL).one()
             encrypted = bool(connection.connection.driver_connection.pgconn.ssl_in_use) or row.local  # type: ignore[union-attr]
-            return ServerFacts(int(row.version), bool(encrypted), latency, ahead, int(row.free))
+            return ServerFacts(int(row.version), bool(encrypted), latency, clock_skew, int(row.free))
     except DBAPIError as error:
         raise StoreError(_explained(parsed, error)) from error
     finally:

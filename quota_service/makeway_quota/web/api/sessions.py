@@ -48,9 +48,9 @@ async def session(
 ) -> Response:
     """Return one session; with `wait`, as soon as it is newer than `version`."""
     if wait > 0 and not sees_all_sessions(caller):
-        own(caller, await services.sessions.session(id, 0, None))
+        visible_to(caller, await services.sessions.session(id, 0, None))
     current = await streams.poll(lambda seconds: services.sessions.session(id, seconds, version), wait)
-    return json_of(own(caller, current))
+    return json_of(visible_to(caller, current))
 
 
 @router.post("/{id}/started", operation_id="session_started", response_model=Session, responses=declared(409, 410))
@@ -77,7 +77,7 @@ def sees_all_sessions(caller: Caller) -> bool:
     return may(caller, "reserve") or may(caller, "admin")
 
 
-def own(caller: Caller, session: Session) -> Session:
+def visible_to(caller: Caller, session: Session) -> Session:
     """Return the session if the caller may see it; for others it does not exist."""
     if sees_all_sessions(caller) or session.user == caller.name:
         return session

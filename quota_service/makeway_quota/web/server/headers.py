@@ -7,10 +7,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..settings import WebSettings
 
 
-def content_policy(hub_origin: str = "") -> str:
-    """Return the policy: nothing from outside, nothing inline; `data:` images are Bootstrap's own icons.
+def content_security_policy(hub_origin: str = "") -> str:
+    """Return the policy: nothing from other origins, nothing inline; `data:` images are Bootstrap's own icons.
 
-    From a Hub of another origin comes its logo, and there a form leads whose login has ended.
+    A Hub of another origin is allowed for its logo, and for forms, which it redirects to its login page once a login
+    has expired.
     """
     hub = f" {hub_origin}" if hub_origin else ""
     return (
@@ -19,16 +20,19 @@ def content_policy(hub_origin: str = "") -> str:
     )
 
 
-ALWAYS = (
-    (b"content-security-policy", content_policy().encode()),
-    (b"cross-origin-opener-policy", b"same-origin"),  # a page that opens one in a window gets no hold of it
+SECURITY_HEADERS = (
+    (b"content-security-policy", content_security_policy().encode()),
+    (
+        b"cross-origin-opener-policy",
+        b"same-origin",
+    ),  # a page of another origin that opens one in a window cannot reach it
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"),
 )
 
 SCOPE_KEY = "makeway.headers"
-"""The key of a request's scope with what its response gets"""
+"""The key of a request's scope under which the headers of its response are"""
 
 
 class Headers:
@@ -37,7 +41,10 @@ class Headers:
     def __init__(self, app: ASGIApp, settings: WebSettings) -> None:
         self.app = app
         self.static = f"{settings.prefix}static/"
-        self.always = [(b"content-security-policy", content_policy(settings.hub_origin).encode()), *ALWAYS[1:]]
+        self.security_headers = [
+            (b"content-security-policy", content_security_policy(settings.hub_origin).encode()),
+            *SECURITY_HEADERS[1:],
+        ]
         self.live_offers = f"{settings.api}/offers/live"
         self.hub_origin = settings.hub_origin.encode()
 
@@ -46,12 +53,12 @@ class Headers:
             await self.app(scope, receive, send)
             return
 
-        extra = list(self.always)
+        added = list(self.security_headers)
         if self.hub_origin and scope["path"] == self.live_offers:  # by a ticket, without cookies
-            extra.append((b"access-control-allow-origin", self.hub_origin))
+            added.append((b"access-control-allow-origin", self.hub_origin))
         if not scope["path"].startswith(self.static):
-            extra.append((b"cache-control", b"no-store"))
-        scope[SCOPE_KEY] = extra
+            added.append((b"cache-control", b"no-store"))
+        scope[SCOPE_KEY] = added
 
         async def add(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -22,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from .connections import CONNECTION, Connections
-from .headers import ALWAYS
+from .headers import SECURITY_HEADERS
 from .problems import answer
 
 T = TypeVar("T")
@@ -339,7 +339,7 @@ def _has_body(headers: Sequence[tuple[bytes, bytes]]) -> bool:
 def _response(problem: Problem) -> bytes:
     made = answer(problem, {"Connection": "close", "Cache-Control": "no-store"})
     lines = [f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}".encode()]
-    lines += [name + b": " + value for name, value in (*made.raw_headers, *ALWAYS)]
+    lines += [name + b": " + value for name, value in (*made.raw_headers, *SECURITY_HEADERS)]
     return b"\r\n".join((*lines, b"", bytes(made.body)))
 
 

@@ -63,7 +63,7 @@ class AttemptPods:
         changed, self._unsorted = self._unsorted.union(changed), set()
         for item in sorted(changed):
             name = item.partition("/")[2]
-            if self.quarantine.rests(SORTING, "pod", name):
+            if self.quarantine.is_backing_off(SORTING, "pod", name):
                 self._unsorted.add(item)
                 continue
             sorted_in = False
@@ -198,7 +198,7 @@ class AttemptPods:
         now = self._clock()
         due, self._due = self._due, set()
         for key in due:
-            if self.quarantine.rests(READING, "workload", key[0]):
+            if self.quarantine.is_backing_off(READING, "workload", key[0]):
                 self._due.add(key)
                 continue
             read = False

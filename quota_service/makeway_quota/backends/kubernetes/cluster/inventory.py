@@ -159,12 +159,12 @@ class KubernetesInventory:
         """Quarantine the following of DRA devices while it alone fails: everything else goes on."""
         if not (problem := self.devices.problem):
             self.quarantine.passed(FOLLOWING, "step", FOLLOWING)
-        elif not self.problem and not self.quarantine.rests(FOLLOWING, "step", FOLLOWING):
+        elif not self.problem and not self.quarantine.is_backing_off(FOLLOWING, "step", FOLLOWING):
             self.quarantine.add(FOLLOWING, "step", FOLLOWING, ApiUnreachable(problem))
 
     def _is_done(self, step: str, kind: Kind, name: str, work: Callable[[], None]) -> bool:
         """Whether something was done with one node or pod; False where it fails, or has to rest after it failed."""
-        if self.quarantine.rests(step, kind, name):
+        if self.quarantine.is_backing_off(step, kind, name):
             return False
         with self.quarantine.guard(step, kind, name):
             work()
