@@ -15,7 +15,7 @@ import pytest
 from makeway_quota.doctor import database, machine, network
 from makeway_quota.doctor.command import diagnose
 from makeway_quota.doctor.network import check_address, check_own_address
-from makeway_quota.doctor.server import clocks_apart, expiring
+from makeway_quota.doctor.server import clock_skew, expiring
 from makeway_quota.main import main
 from makeway_quota.settings import ServiceSettings, load
 from makeway_quota.store.database.postgres_check import ServerFacts, read_facts, stored_policy
@@ -23,7 +23,7 @@ from makeway_quota.store.store import open_store
 from pooler import pooler
 from postgres import empty_database, postgres_server
 
-GOOD = ServerFacts(version=150_004, encrypted=True, latency=0.001, ahead=0.2, free_connections=80)
+GOOD = ServerFacts(version=150_004, encrypted=True, latency=0.001, clock_skew=0.2, free_connections=80)
 
 
 def settings(folder: Path, **changes: Any) -> ServiceSettings:
@@ -92,7 +92,7 @@ def test_secrets_that_others_may_read_are_named(tmp_path: Path) -> None:
         (replace(GOOD, encrypted=False), "not encrypted"),
         (replace(GOOD, latency=0.3), "A statement takes 300 ms"),
         (replace(GOOD, free_connections=2), "has 2 connections left"),
-        (replace(GOOD, ahead=-45.0), "45 s apart"),
+        (replace(GOOD, clock_skew=-45.0), "45 s apart"),
     ],
 )
 def test_each_fault_of_a_database_is_named(facts: ServerFacts, words: str) -> None:
@@ -107,8 +107,8 @@ def test_a_real_postgresql_has_no_findings_and_one_behind_a_pooler_has() -> None
         assert stored_policy(url) is None
         facts = read_facts(url)
         assert facts is not None
-        assert facts.version > database.OLDEST
-        assert abs(facts.ahead) < 5
+        assert facts.version > database.MIN_VERSION
+        assert abs(facts.clock_skew) < 5
         assert [one.what for one in database.check_database(url) if "statement takes" not in one.what] == []
         with pooler(folder) as made, pytest.raises(Exception, match="pool_mode = transaction"):
             database.check_database(made.url)
@@ -165,8 +165,8 @@ async def test_a_service_that_is_not_led_back_to_itself_is_not_taken_for_unreach
 
 
 def test_clocks_and_certificates_are_findings_only_where_it_matters() -> None:
-    assert clocks_apart(2.0, "x") == expiring(90 * 86_400.0) == []
-    assert [one.severity for one in (*clocks_apart(9.0, "x"), *clocks_apart(60.0, "x"))] == ["warning", "error"]
+    assert clock_skew(2.0, "x") == expiring(90 * 86_400.0) == []
+    assert [one.severity for one in (*clock_skew(9.0, "x"), *clock_skew(60.0, "x"))] == ["warning", "error"]
     (soon,) = expiring(3 * 86_400.0)
     assert "ends in 3 days" in soon.what
 
