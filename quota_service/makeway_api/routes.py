@@ -382,6 +382,10 @@ class Routes(Generic[J]):
         """Return a machine with its history and outputs → MachineDetail."""
         return self._do(Call("GET", f"/deployments/{_q(name)}/machines/{_q(id)}", _as(MachineDetail)))
 
+    def deployment_console(self, name: str, id: str) -> Any:
+        """Ask the provider what the console of a machine says now → MachineDetail."""
+        return self._do(Call("POST", f"/deployments/{_q(name)}/machines/{_q(id)}/console", _as(MachineDetail)))
+
     def deployment_log(self, name: str, limit: int | None = None, before: int | None = None) -> Any:
         """Return the log of a deployment, newest first → list[MachineEvent]."""
         params = {"limit": limit, "before": before}

@@ -84,6 +84,7 @@ class Application:
         self.services = Services.of(components, self.loop.wake, self.loop.wake_at_once)
         if self.machine_loop is not None:
             self.services.deployments.follow(self.machine_loop.status)
+            self.services.machines.read_consoles_with(self.machine_loop.console)
         self._held = held
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from makeway_api.errors import MakewayError
 from makeway_quota.autoscale.machine import Machine
 from makeway_quota.autoscale.providers.local import LocalFaults, LocalProvider
 from makeway_quota.backends.base import NodeStatus
@@ -151,12 +153,54 @@ async def test_a_machine_whose_init_script_fails_is_ended_and_says_why(tmp_path:
         machine = next(event.machine for event in world.store.machine_log.events() if event.reason == "init_failed")
         [output] = [one for one in world.store.machine_log.outputs(machine) if one.kind == "init"]
         assert (output.exit_code, output.text) == (3, "no disk\n")
+        await world.until_machines()
+        [console] = [one for one in world.store.machine_log.outputs(machine) if one.kind == "console"]
+        assert "no disk\n" in console.text
         await world.until_reason(
             job.id,
             "no_machine",
             "No machine is coming for it: machines of type g2 did not become ready. demo has 0 of at most 2 machines.",
         )
         await world.run.client("ana").cancel(job.id)
+
+
+async def test_what_the_console_said_of_a_machine_that_did_not_join_is_there_after_its_end(tmp_path: Path) -> None:
+    """Its agent reaches nobody; people read the console while it starts, and it is kept as it was before the end."""
+    document = DOCUMENT.replace("gpus: 2,", "gpus: 2, spin_up_timeout: 6,")
+    async with site(tmp_path, document) as world:
+        machines = world.run.service.components.settings.machines
+        object.__setattr__(machines, "url", "http://127.0.0.1:9/services/makeway")
+        job = await world.run.submit("ana", "one", python("print()"), profile="gpu1")
+        shown, root = world.run.service.services.machines, Caller("root", admin=True)
+        await world.until_machines("booting")
+        [machine] = world.machines
+        assert world.run.service.machine_loop is not None
+        driver = world.run.service.machine_loop._drivers["demo"]
+        driver.replace_document(
+            replace(driver.deployment, lost_after=5.0), deleting=False
+        )
+        told = set[str]()
+
+        async def said() -> bool:
+            try:
+                detail = await shown.console(root, "demo", machine.id)
+            except MakewayError as error:
+                told.add(error.code)
+                return False
+            return "Connection refused" in detail.outputs[0].text
+
+        await world.run.until(said, "the console is read while the machine starts")
+        assert told <= {"no_console"}
+
+        async def ended() -> bool:
+            return (await shown.machine(root, "demo", machine.id)).reason == "spin_up_timeout"
+
+        world.store.machine_log.write_output(machine.id, "console", "an older one", None, 0.0)
+        await world.run.until(ended, "the machine is ended")
+        await world.run.client("ana").cancel(job.id)
+        await world.until_machines()
+        [output] = (await shown.machine(root, "demo", machine.id)).outputs
+        assert (output.kind, "Connection refused" in output.text) == ("console", True), output
 
 
 @pytest.mark.covers("F54")

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 from makeway_quota.autoscale.document import read_deployment, schema
+from makeway_quota.autoscale.provider import Denied, Throttled
+from makeway_quota.wording.machines import readable
 from web.portal import API, EVIL, PREFIX, Portal
 from web.test_deployments import CLOUD, PRICES, launch, saved, store_of
 from web.test_pages import check, words, xsrf
@@ -345,6 +347,61 @@ async def test_a_machine_has_a_page_with_its_outputs(web: Portal) -> None:
         assert EVIL in shown
     check(await browser.get(f"{PREFIX}deployments/cloud/machines/m-2"), 404)
     check(await browser.get(f"{PREFIX}deployments/nothing"), 404)
+
+
+async def test_the_console_of_a_machine_is_read_by_a_button_and_shown_as_text(web: Portal) -> None:
+    await saved(web)
+    launch(web, "m-1", revision=1, state="booting", instance="i-1")
+    launch(web, "m-2", revision=1, state="requested", instance="")
+    at, answers = f"{PREFIX}deployments/cloud/machines/", list[str | Exception]()
+    root, ana = await web.browser("root"), await web.browser("ana")
+    first = check(await root.get(f"{at}m-1"))
+    assert "Read the console" in first
+    assert "Read the console" not in check(await root.get(f"{at}m-2"))
+
+    async def read(deployment: str, instance: str) -> str:
+        assert (deployment, instance) == ("cloud", "i-1")
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def press(status: int, machine: str = "m-1") -> str:
+        answer = await root.post(f"{at}{machine}", data=xsrf(first))
+        return words(check(answer, status)) if status != 303 else words(check(await root.get(f"{at}{machine}")))
+
+    assert "This service has no backend for machines: it asks no provider." in await press(409)
+    web.services.machines.read_consoles_with(read)
+    assert "m-2 has no instance at the provider yet." in await press(409, "m-2")
+    coloured = f"\x1b[31m{EVIL}\x1b[0m\r\nok\a"
+    answers += ["", Denied("the credentials are refused"), Throttled(), OSError("x"), coloured]
+    assert "The provider has no output of the console of m-1 now." in await press(404)
+    assert "The console of m-1 cannot be read: the credentials are refused." in await press(503)
+    assert "The console of m-1 cannot be read: The provider takes no more calls for now." in await press(503)
+    assert "The console of m-1 cannot be read: OSError; the service's log says more." in await press(503)
+    assert f"{EVIL} ok\\x07" in await press(303)
+    check(await ana.post(f"{at}m-1", data=xsrf(check(await ana.get(PREFIX)))), 403)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b]0;a title\x07\x1b[1;31mred\x1b[0m", "red"),
+        ("10 %\r20 %\r\r\nend", "10 %\n20 %\nend"),
+        ("a\tb\u202ec\u200b\x1b\x00", "a\tb\\u202ec\\u200b\\x1b\\x00"),
+        ("äöü ✓ 日本", "äöü ✓ 日本"),
+    ],
+)
+def test_what_cannot_be_seen_in_a_console_is_shown_as_its_number(text: str, shown: str) -> None:
+    assert readable(text) == shown
+
+
+async def test_the_middle_that_is_left_out_of_a_long_output_is_told(web: Portal) -> None:
+    await saved(web)
+    launch(web, "m-1", revision=1, state="booting")
+    store_of(web).machine_log.write_output("m-1", "console", "a" * 40_000 + "b" * 40_000, None, 50.0)
+    shown = check(await (await web.browser("root")).get(f"{PREFIX}deployments/cloud/machines/m-1"))
+    assert "aaa\n… (14,464 characters are left out)\nbbb" in shown
 
 
 async def test_pages_of_deployments_are_for_administrators(web: Portal) -> None:

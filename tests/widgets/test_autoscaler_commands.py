@@ -145,6 +145,8 @@ def test_a_machine_is_shown_with_what_its_init_script_wrote(makeway, portal: Por
     result = makeway("machine", "cloud", "m-9")
     assert "Its init script failed." in result.out
     assert "── init, exit code 3\nno space left [2J\n" in result.out, "no control character reaches the terminal"
+    refused = makeway("machine", "cloud", "m-9", "--console")
+    assert (refused.code, "This service has no backend for machines" in refused.err) == (1, True), refused.err
     assert makeway("machine", "cloud", "m-0").err.startswith("makeway: The deployment cloud has no machine m-0")
 
 

@@ -52,6 +52,7 @@ def add_commands(commands: Any) -> None:
     add.add_argument("--limit", "-n", type=int, default=100, help="how many (default 100)")
     add = _verb(verbs, "machine", _machine, "show one machine with its history and its outputs", named=True)
     add.add_argument("id", metavar="ID")
+    add.add_argument("--console", action="store_true", help="first ask the provider what its console says now")
     add = _verb(verbs, "log", _log, "print the log of a deployment, newest first", named=True)
     add.add_argument("--limit", "-n", type=int, default=50, help="how many lines (default 50)")
     add.add_argument("--before", type=int, metavar="ID", help="only lines before this one, to go on")
@@ -247,7 +248,8 @@ def _machines(args: argparse.Namespace) -> int:
 
 
 def _machine(args: argparse.Namespace) -> int:
-    machine: MachineDetail = client().deployment_machine(args.name, args.id)
+    read = client().deployment_console if args.console else client().deployment_machine
+    machine: MachineDetail = read(args.name, args.id)
     if args.json:
         print_json([machine], single=True)
         return 0

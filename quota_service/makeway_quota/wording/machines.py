@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -68,6 +69,25 @@ def deployment_does(machines: int, *, paused: bool, deleting: bool, driven: bool
         rest = f"{count(machines, 'machine')} {'is' if machines == 1 else 'are'} being ended"
         return f"Paused: nothing is launched, and {rest}." if machines else "Paused: nothing is launched."
     return DRIVEN if driven else NOT_DRIVEN
+
+
+COLOURS = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+"""The sequences by which programs colour a terminal, move its cursor or name its window"""
+HIDDEN = re.compile(r"[^\S \t\n]|[\x00-\x08\x0e-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+"""Characters that cannot be seen, or change how others are shown"""
+
+
+def readable(text: str, omitted: int = 0) -> str:
+    """Return what a console or an init script wrote as text that a page and a terminal can show as it is.
+
+    Sequences for terminals are left out, a line that was written over is one more line, and what cannot be seen is its
+    number, such as \\x07. `omitted`: the characters that are missing in the middle.
+    """
+    if omitted:
+        half = len(text) // 2
+        text = f"{text[:half]}\n… ({omitted:,} characters are left out)\n{text[half:]}"
+    text = re.sub(r"\r+\n|\r", "\n", COLOURS.sub("", text))
+    return HIDDEN.sub(lambda one: one[0].encode("unicode_escape").decode(), text)
 
 
 # -- why work waits --------------------------------------------------------------------------------------------

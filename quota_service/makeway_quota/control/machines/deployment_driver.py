@@ -43,6 +43,10 @@ CALLS_AT_ONCE = 16
 """Launches of one deployment that are made at once, and as many ends; list and check have threads of their own"""
 BOOTS = 100
 """The newest machines, whose boots say how long the next one takes"""
+CONSOLE_SECONDS = 10.0
+"""Seconds that the console of a machine which does not join may take to be read, before it is ended"""
+NOT_JOINED = frozenset({"spin_up_timeout", "init_failed", "wrong_gpus"})
+"""The causes of ends for which people look at the console"""
 CHECK_AGAIN = 300.0
 """Seconds after which a provider is checked again that found something wrong; without, with the next document"""
 
@@ -64,10 +68,14 @@ class DeploymentStatus:
 
 
 class MachineIdentity(NamedTuple):
-    """The source of ids of new machines, and what an instance is told so that it joins as its machine."""
+    """The source of ids of new machines, and what an instance is told so that it joins as its machine.
+
+    `keep_console` stores what the console of a machine says, by its id.
+    """
 
     new_id: Callable[[], str]
     join: Callable[[str], JoinData | None]
+    keep_console: Callable[[str, str], object] = lambda machine, text: None
 
 
 @dataclass(slots=True)
@@ -105,13 +113,16 @@ class DeploymentDriver:
         self._boots: Mapping[str, float] | None = None
         self._provider, self._store = provider, store
         self._identity, self._clock, self._wake, self._monotonic = identity, clock, wake, monotonic
+        at_once = {"launch": CALLS_AT_ONCE, "terminate": CALLS_AT_ONCE, "list": 1, "check": 1, "console": 4}
         self._threads = {
-            kind: ThreadPoolExecutor(at_once, thread_name_prefix=f"{kind}-{deployment.name}")
-            for kind, at_once in (("launch", CALLS_AT_ONCE), ("terminate", CALLS_AT_ONCE), ("list", 1), ("check", 1))
+            kind: ThreadPoolExecutor(most, thread_name_prefix=f"{kind}-{deployment.name}")
+            for kind, most in at_once.items()
         }
         """By kind: launches that hang hold up neither ends nor lists"""
         self._term: _Term | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._consoles: set[str] = set()
+        """The instances whose consoles were read before their end"""
         self._in_flight: dict[str, str] = {}
         """Machine whose launch is under way, or instance whose end is, to the kind of the call"""
         self._listing = False
@@ -124,6 +135,11 @@ class DeploymentDriver:
         """when the newest complete list was started that a step has taken"""
         self._launched_at = -math.inf
         """when the last launch ended"""
+
+    @property
+    def provider(self) -> Provider:
+        """Return the provider of the newest document."""
+        return self._provider
 
     @property
     def can_close(self) -> bool:
@@ -308,6 +324,7 @@ class DeploymentDriver:
     async def _call(self, term: _Term, call: ProviderCall, target: str) -> None:
         began = self._clock()
         try:
+            await self._read_console(call)
             join = None if call.machine is None else self._identity.join(call.machine.id)
             result = await self._in_thread(call.kind, partial(self._make, term, call, began, join))
             if result is None:
@@ -321,6 +338,22 @@ class DeploymentDriver:
                 self._launched_at = self._clock()
         await self._answered(term, call, began, result)
         self._wake()
+
+    async def _read_console(self, call: ProviderCall) -> None:
+        """Keep what the console of a machine says that did not join, before its end, after which there may be none."""
+        machine, instance = call.machine, call.instance
+        if call.kind != "terminate" or machine is None or machine.reason not in NOT_JOINED:
+            return
+        if instance in self._consoles:
+            return
+        self._consoles.add(instance)
+        try:
+            async with asyncio.timeout(CONSOLE_SECONDS):
+                text = await self._in_thread("console", partial(self._provider.console, instance))
+            if text:
+                await asyncio.to_thread(self._identity.keep_console, machine.id, text)
+        except Exception as error:  # the end matters more
+            log.warning("The console of %s cannot be read: %s", instance, str(error) or type(error).__name__)
 
     def _make(
         self, term: _Term, call: ProviderCall, began: float, join: JoinData | None

@@ -11,6 +11,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
@@ -41,6 +42,8 @@ TICK = 2.0
 """Seconds from one step to the next where nothing happens: time-outs are kept within them"""
 MIN_PAUSE = 0.1
 """Seconds between two steps: what happens within them is decided together"""
+CONSOLES_AT_ONCE = 2
+"""Consoles that are read at once for people"""
 EXPLAINING = "putting into words which machines are coming"
 STEPPING, READING = "deciding about its machines", "reading its document"
 
@@ -81,6 +84,7 @@ class MachineLoop:
         self._reasons = MachineReasons()
         self._steps = ClockSteps(clock, monotonic)
         self._wake = asyncio.Event()
+        self._consoles = ThreadPoolExecutor(CONSOLES_AT_ONCE, thread_name_prefix="console")
 
     @property
     def active(self) -> bool:
@@ -138,6 +142,22 @@ class MachineLoop:
             self._demand = demand
             self.wake()
 
+    async def console(self, deployment: str, instance: str) -> str:
+        """Return the newest output of the console of an instance, on every replica; may raise a ProviderError."""
+        return await asyncio.get_running_loop().run_in_executor(self._consoles, self._console, deployment, instance)
+
+    def _console(self, deployment: str, instance: str) -> str:
+        driver = self._drivers.get(deployment)
+        if driver is not None:
+            return driver.provider.console(instance)
+        stored = self._store.deployments.read(deployment)
+        if stored is None:
+            return ""
+        return self._make_provider(read_deployment(stored.document, deployment)).console(instance)
+
+    def _keep_console(self, machine: str, text: str) -> None:
+        self._store.machine_log.write_output(machine, "console", text, None, self._clock())
+
     def wake(self) -> None:
         """Request the steps soon; for the event loop."""
         self._wake.set()
@@ -153,6 +173,7 @@ class MachineLoop:
                 await asyncio.sleep(MIN_PAUSE)
                 self._wake.clear()
         finally:
+            self._consoles.shutdown(wait=False, cancel_futures=True)
             await self._stop()
 
     async def turn(self) -> None:
@@ -224,7 +245,7 @@ class MachineLoop:
                 driver.replace_document(deployment, deleting=stored.deleting)
             raise
         if driver is None:
-            calls = MachineIdentity(new_machine_id, self._join)
+            calls = MachineIdentity(new_machine_id, self._join, self._keep_console)
             driver = DeploymentDriver(
                 deployment,
                 provider,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 
 from makeway_api.models import Machine as MachineModel
 from makeway_api.models import MachineDetail, MachineEvent, MachinePage
@@ -13,14 +14,17 @@ from makeway_api.models import MachineOutput as OutputModel
 
 from ...autoscale.budget import UNIT
 from ...autoscale.machine import Machine, MachineState
+from ...autoscale.provider import ProviderError
 from ...store.machines.log import MachineLogEvent, StateHistory
 from ...store.pages import read_cursor
-from ...wording.machines import machine_reason
+from ...wording.machines import machine_reason, readable
 from ..caller import Caller
 from ..context import Context
-from ..refusals import refuse
+from ..refusals import busy, refuse
 from ..times import at, when
 from .deployments import no_deployment, only_administrators
+
+log = logging.getLogger("makeway.machines")
 
 HISTORY = 200
 """Events of the history of one machine: the newest ones"""
@@ -28,6 +32,8 @@ WINDOW = 3600.0
 """Seconds of the lines of machines by state"""
 STEP = 10.0
 """Seconds within which only the last change, and the one with the most machines before it, are points of these lines"""
+CONSOLE_SECONDS = 20.0
+"""Seconds that a provider may take to answer what a console says"""
 MARK_SECONDS = 1.0
 """Seconds for which all streams share a mark"""
 LINES: Mapping[str, str] = {
@@ -37,6 +43,8 @@ LINES: Mapping[str, str] = {
     "lost": "lost",
 }
 """The line that counts the machines in a state; those that are over are in none"""
+ReadConsole = Callable[[str, str], Awaitable[str]]
+"""Return what the console of an instance of a deployment says; it may raise a ProviderError"""
 Timeline = Mapping[str, Sequence[float]]
 """`at` has times in Unix seconds, each other line as many counts, which hold until the next time"""
 
@@ -48,6 +56,11 @@ class MachineService:
         self._context = context
         self._mark: tuple[float, Hashable] = (float("-inf"), None)
         self._reading = asyncio.Lock()
+        self._read_console: ReadConsole | None = None
+
+    def read_consoles_with(self, read: ReadConsole) -> None:
+        """Read consoles by a provider; without, none can be read."""
+        self._read_console = read
 
     async def mark(self, caller: Caller) -> Hashable:
         """Return a value that is another one when what the pages of deployments show has changed; for their streams."""
@@ -96,6 +109,35 @@ class MachineService:
         only_administrators(caller)
         return await self._context.call(self._detail, deployment, id)
 
+    async def console(self, caller: Caller, deployment: str, id: str) -> MachineDetail:
+        """Ask the provider what a machine's console says now, keep it, and return the machine with it."""
+        only_administrators(caller)
+        context = self._context
+        row = await context.call(self._row, deployment, id)
+        text = await self._console_of(row)
+        if not text:
+            raise refuse(f"The provider has no output of the console of {id} now.", "no_console", 404)
+        await context.call(context.store.machine_log.write_output, id, "console", text, None, context.clock())
+        return await context.call(self._detail, deployment, id)
+
+    async def _console_of(self, row: Machine) -> str:
+        if self._read_console is None:
+            raise refuse("This service has no backend for machines: it asks no provider.", "no_console", 409)
+        if not row.instance:
+            raise refuse(f"{row.id} has no instance at the provider yet.", "no_console", 409)
+        try:
+            async with asyncio.timeout(CONSOLE_SECONDS):
+                return await self._read_console(row.deployment, row.instance)
+        except TimeoutError:
+            message = f"The provider did not say within {round(CONSOLE_SECONDS)} s what the console of {row.id} says."
+        except ProviderError as error:
+            said = str(error).rstrip(".") or machine_reason(error.failure).rstrip(".")
+            message = f"The console of {row.id} cannot be read: {said}."
+        except Exception as error:
+            log.exception("The console of %s cannot be read", row.id)
+            message = f"The console of {row.id} cannot be read: {type(error).__name__}; the service's log says more."
+        raise busy(message, "console_failed", 503, 5)
+
     async def log(
         self, caller: Caller, deployment: str, limit: int = 100, before: int | None = None
     ) -> list[MachineEvent]:
@@ -107,18 +149,27 @@ class MachineService:
             await self._known(deployment)
         return [event_model(row) for row in rows]
 
-    def _detail(self, deployment: str, id: str) -> MachineDetail:
-        store = self._context.store
-        row = store.machines.machine(id)
+    def _row(self, deployment: str, id: str) -> Machine:
+        row = self._context.store.machines.machine(id)
         if row is None or row.deployment != deployment:
             raise refuse(
                 f"The deployment {deployment} has no machine {id}; those that are gone are removed after a while.",
                 "not_found",
                 404,
             )
+        return row
+
+    def _detail(self, deployment: str, id: str) -> MachineDetail:
+        row, store = self._row(deployment, id), self._context.store
         events = store.machine_log.events(machine=id, limit=HISTORY)
         outputs = [
-            OutputModel(kind=one.kind, at=at(one.at), exit_code=one.exit_code, text=one.text, omitted=one.omitted)
+            OutputModel(
+                kind=one.kind,
+                at=at(one.at),
+                exit_code=one.exit_code,
+                text=readable(one.text, one.omitted),
+                omitted=one.omitted,
+            )
             for one in store.machine_log.outputs(id)
         ]
         shown = machine_model(row).model_dump()

@@ -106,6 +106,17 @@ async def machine(caller: Admin, services: TheServices, name: Name, id: MachineI
     return json_of(await services.machines.machine(caller, name, id))
 
 
+@router.post(
+    "/{name}/machines/{id}/console",
+    operation_id="deployment_console",
+    response_model=MachineDetail,
+    responses=declared(404, 409, 503),
+)
+async def console(caller: AdminByToken, services: TheServices, name: Name, id: MachineId) -> Response:
+    """Ask the provider what the console of a machine says now; its newest 64 Ki characters at most are kept."""
+    return json_of(await services.machines.console(caller, name, id))
+
+
 @router.get("/{name}/log", operation_id="deployment_log", response_model=list[MachineEvent], responses=declared(404))
 async def log(
     caller: Admin,

@@ -30,6 +30,8 @@ LIVE: tuple[MachineState, ...] = tuple(state for state in STATES if state not in
 MAX_MACHINES = 200
 """Machines that a page shows; the command lists all"""
 COLOURS = {"ready": "success", "lost": "danger", "failed": "danger", "draining": "warning", "terminating": "warning"}
+MACHINE: dict[str, Any] = {"colours": COLOURS, "over": OVER, "problem": ""}
+"""What the page of each machine has"""
 EXAMPLE = """\
 name: cloud
 provider: local
@@ -158,7 +160,20 @@ async def machine_page(request: Request, name: str, id: str, visitor: PageVisito
     """Show one machine with its history, and what its console and its init script wrote."""
     _only_administrators(visitor)
     result = await services.machines.machine(visitor.caller, name, id)
-    return await page(request, part(request, "machine"), visitor, machine=result, colours=COLOURS)
+    return await page(request, part(request, "machine"), visitor, machine=result, **MACHINE)
+
+
+@router.post("/deployments/{name}/machines/{id}")
+async def read_console(request: Request, name: str, id: str, visitor: PageVisitor, services: TheServices) -> Response:
+    """Ask the provider what a machine's console says, then show the machine again, with what is wrong if it failed."""
+    _only_administrators(visitor)
+    machine = await services.machines.machine(visitor.caller, name, id)
+    try:
+        await services.machines.console(visitor.caller, name, id)
+    except MakewayError as error:
+        told = {**MACHINE, "machine": machine, "problem": error.message}
+        return await page(request, "machine.html", visitor, status=error.status, **told)
+    return _to(request, f"{name}/machines/{id}")
 
 
 @router.post("/deployments/{name}")
