@@ -13,8 +13,10 @@ from math import isfinite
 from .models import TeamUsage
 from .quantities import gpus, number
 
-WHEN_NEEDED = "when the team that reserved the GPUs needs them"
-"""When work over quota makes way: the one condition, in all sentences about that risk"""
+WHEN_NEEDED = "when a team needs GPUs that it reserved"
+"""When work over quota makes way: the one condition, in all sentences about that risk.
+
+It is true also where GPUs are reserved by several teams, or by none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ async def test_without_a_place_for_checkpoints_a_job_is_told_that_it_starts_from
         over = await service.train("import time; time.sleep(600)")
         assert over.reason is not None
         assert re.fullmatch(
-            r"Runs over quota on \d GPUs?: it makes way when the team that reserved the GPUs needs them, and then "
+            r"Runs over quota on \d GPUs?: it makes way when a team needs GPUs that it reserved, and then "
             r"starts from the beginning, because checkpoints are not kept here\.",
             over.reason.message,
         ), over.reason.message

@@ -77,7 +77,7 @@ async def ran_in(service: Fleet, **ask: Any) -> tuple[str, str | None]:
 @pytest.mark.covers("F64", "F75")
 async def test_the_image_of_a_job_wins_over_that_of_the_deployment(tmp_path: Path, podman: Podman) -> None:
     async with boxes(tmp_path, podman, DEFAULT) as service:
-        assert await ran_in(service, profile="plain") == (DEFAULT, None)
+        assert await ran_in(service, profile="plain") == (DEFAULT, DEFAULT)
         assert await ran_in(service, profile="own", image="other") == (OTHER, OTHER)
 
 

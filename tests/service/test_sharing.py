@@ -86,8 +86,7 @@ async def test_idle_gpus_are_lent_and_come_back(tmp_path: Path) -> None:
         borrowed = next(job for job in (await run.client("ana").jobs()).jobs if job.name == "a19")
         assert borrowed.over_quota
         assert borrowed.reason.message == (
-            "Runs over quota on 2 GPUs: it makes way when the team that reserved the GPUs needs them "
-            "(no checkpoint yet)."
+            "Runs over quota on 2 GPUs: it makes way when a team needs GPUs that it reserved (no checkpoint yet)."
         )
         big = await run.submit("bo", "b0", profile="gpu8")
         await run.job(big.id, "running")

@@ -82,7 +82,7 @@ def test_cells_show_owner_workload_and_quota() -> None:
     assert "held by work of others, or by a pod whose workload has ended" in cell_tip(machine(down), down, DISPLAY)
     over = Device(index=0, free=0, holders=[holder(over=True)])
     assert cell_tip(machine(over), over, DISPLAY) == (
-        "GPU 0 on n1\nR&D · ana: job n, running, over quota: makes way when the team that reserved the GPUs needs them"
+        "GPU 0 on n1\nR&D · ana: job n, running, over quota: makes way when a team needs GPUs that it reserved"
     )
     assert "#mw-hatch" in str(node(machine(over), DISPLAY))
     session = Device(index=0, free=0, holders=[holder(kind=Kind.SESSION)])

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from makeway import cli, connection
@@ -127,6 +128,24 @@ def test_usage_lists_the_teams(makeway) -> None:  # type: ignore[no-untyped-def]
     assert "virtual" in result.out
 
 
+def test_usage_is_one_request_unless_it_is_asked_what_a_job_could_have(
+    makeway,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    do = Client._do
+
+    def counted(self: Client, call: Any) -> Any:
+        asked.append(call.path)
+        return do(self, call)
+
+    monkeypatch.setattr(Client, "_do", counted)
+    assert "\nNow: " not in makeway("usage").out
+    assert asked == ["/usage"]
+    assert "\nNow: " in makeway("usage", "--now").out
+    assert asked == ["/usage", "/usage", "/offers"]
+
+
 @pytest.mark.usefixtures("root")
 def test_the_policy_is_read_checked_and_put_into_force(makeway) -> None:  # type: ignore[no-untyped-def]
     document = makeway("policy", "get").out
@@ -238,6 +257,6 @@ def test_usage_is_shown_while_the_service_computes_too_many_offers(
         raise busy("Too many offers are being computed: try again in a moment.", "offers_busy", 503, 2)
 
     monkeypatch.setattr(OfferEngine, "answers", full)
-    result = makeway("usage")
+    result = makeway("usage", "--now")
     assert (result.code, result.err) == (0, "")
     assert "0 of 10 GPUs in use, 10 idle.\nWhat a job could have now is not known at the moment.\n" in result.out

@@ -83,9 +83,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--attempt", type=int, help="of this attempt (default: the newest)")
     command.add_argument("--tail", "-n", type=int, help="only the last N lines so far")
     command.set_defaults(run=_logs)
-    command = commands.add_parser(
-        "usage", help="show the present usage of teams, and what a job of mine could have now"
-    )
+    command = commands.add_parser("usage", help="show the present usage of teams")
+    command.add_argument("--now", action="store_true", help="also what a job of mine could have now, in each team")
     add_json_option(command)
     command.set_defaults(run=_usage)
     command = commands.add_parser(
@@ -275,6 +274,15 @@ def _usage(args: argparse.Namespace) -> int:
     print(text_of([teams.usage_table(usage.teams)]) if usage.teams else teams.NO_TEAM)
     print(*teams.borrowing(usage.teams), sep="\n", end="\n" if teams.borrowing(usage.teams) else "")
     print(f"{number(usage.used)} of {gpus(usage.total)} in use, {number(usage.free)} idle.")
+    if args.now:
+        _print_offers()
+    if usage.virtual:
+        print(teams.VIRTUAL)
+    return 0
+
+
+def _print_offers() -> None:
+    """Print what a job could have now: a question to the engine for each team and profile, which may be too many."""
     try:
         offers = client().offers(kind="job")
     except MakewayError as error:
@@ -284,9 +292,6 @@ def _usage(args: argparse.Namespace) -> int:
     else:
         if offers.teams:
             print(teams.now_line(offers), *teams.machine_lines(offers), sep="\n")
-    if usage.virtual:
-        print(teams.VIRTUAL)
-    return 0
 
 
 def _quota(args: argparse.Namespace) -> int:

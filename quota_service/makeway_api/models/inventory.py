@@ -54,6 +54,7 @@ class Pool(Wire):
     """A set of equivalent resources."""
 
     name: str
+    title: str = ""
     kind: Literal["static", "autoscaled"] = "static"
     resource: str = "nvidia.com/gpu"
     strategy: Literal["pack", "spread"] = Field("pack", description="`pack` also for others: read `placement`")

@@ -207,7 +207,9 @@ class Job(Wire):
     private: bool = Field(False, description="the caller may not read its log, result, files and code")
     clone_of: str | None = None
     image: str | None = Field(
-        None, description="container image of its pods; null: the default image of jobs (`MAKEWAY_KUBE_IMAGE`)"
+        None,
+        description="container image of its pods or containers, that of its machine's deployment included once it runs "
+        "there; null: the default image of jobs (`MAKEWAY_KUBE_IMAGE`), or none",
     )
     notes: list[str] = Field(
         default_factory=list,

@@ -204,7 +204,7 @@ class MachineChannel:
         """Return what the document said about a machine when it was requested."""
         known = self._options.get(row.id)
         if known is None or known[0] != row.request:
-            known = row.request, _options(row.request)
+            known = row.request, options_of(row.request)
             self._options[row.id] = known
         return known[1]
 
@@ -352,7 +352,7 @@ def _numbers(value: object) -> tuple[int, ...]:
     return tuple(item for item in result if item is not None and item >= 0)
 
 
-def _options(request: str) -> MachineOptions:
+def options_of(request: str) -> MachineOptions:
     """Read the request of a machine, which this service wrote, maybe another release of it."""
     try:
         known = untrusted.read_table(request, 2**22)

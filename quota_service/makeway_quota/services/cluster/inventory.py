@@ -118,19 +118,20 @@ class InventoryService:
         self._forget_nodes(model)
         result = []
         for pool in model.document.pools:
-            uses = model.nodes[pool.name]
-            head = self._pool(pool, uses, teams, whole=False).model_dump_json(exclude={"nodes"}).encode()
-            nodes = b",".join([self._node(use).json(teams) for use in uses])
+            head = self._pool(model, pool, teams, whole=False).model_dump_json(exclude={"nodes"}).encode()
+            nodes = b",".join([self._node(use).json(teams) for use in model.nodes[pool.name]])
             result.append(b'%s,"nodes":[%s]}' % (head[:-1], nodes))
         return b"[%s]" % b",".join(result)
 
     def _pools(self, model: ReadModel, teams: Teams) -> list[Pool]:
         self._forget_nodes(model)
-        return [self._pool(pool, model.nodes[pool.name], teams) for pool in model.document.pools]
+        return [self._pool(model, pool, teams) for pool in model.document.pools]
 
-    def _pool(self, pool: EnginePool, uses: Sequence[NodeUse], teams: Teams, *, whole: bool = True) -> Pool:
+    def _pool(self, model: ReadModel, pool: EnginePool, teams: Teams, *, whole: bool = True) -> Pool:
+        uses, facts = model.nodes[pool.name], model.document.pool_facts.get(pool.name)
         return Pool.model_construct(
             name=pool.name,
+            title=facts.title if facts else "",
             kind=pool.kind,
             resource=pool.resource,
             strategy="spread" if pool.strategy == "spread" else "pack",  # what notebooks of 0.1.0 can read

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from makeway_api.models import Job
 
+from ...backends.machines.machine_source import BACKEND as MACHINES
+from ...control.machines.channel import options_of
 from ...control.reads.read_model import ReadModel
 from ...engine.snapshot import ADMITTED
 from ...store.records import Attempt, Workload
@@ -71,7 +73,20 @@ class JobAccess:
             row, attempts = stored
         model = await context.models.current() if row.state in ADMITTED else None
         progress = await context.call(context.store.progress.of, [row.id])
-        return self.view(caller, row, model, attempts, progress.get(row.id), whole=True)
+        result = self.view(caller, row, model, attempts, progress.get(row.id), whole=True)
+        if result.image is None:
+            result.image = await self._image_of_machine(row, attempts)
+        return result
+
+    async def _image_of_machine(self, row: Workload, attempts: Sequence[Attempt]) -> str | None:
+        """Return the image that the machine of a job's newest attempt has for jobs that name none."""
+        placement = row.placement or (attempts[-1].placement if attempts else ())
+        if MACHINES not in self._context.settings.backends or not placement:
+            return None
+        if placement[0].backend not in (MACHINES, ""):
+            return None  # a place has no backend where there is only one
+        machine = await self._context.call(self._context.store.machines.machine, placement[0].node)
+        return None if machine is None else options_of(machine.request).image
 
     def view(
         self,
