@@ -470,7 +470,8 @@ async def test_the_panel_tells_administrators_which_gpus_no_pool_takes(web: Port
 async def test_the_map_says_of_a_pool_without_nodes_whether_machines_join_it(web: Portal) -> None:
     browser = await web.browser("root")
     document = (await web.services.policies.current(PEOPLE["root"])).document or ""
-    pools = "pools:\n  - {name: grows, title: Night & day, kind: autoscaled}\n  - {name: stays, nodes: {labels: {gpu: other}}}\n"
+    grows = "{name: grows, title: Night & day, kind: autoscaled}"
+    pools = f"pools:\n  - {grows}\n  - {{name: stays, nodes: {{labels: {{gpu: other}}}}}}\n"
     document = document.replace("\npools:\n", f"\n{pools}", 1)
     await applied(
         browser, xsrf(check(await browser.get(f"{PREFIX}policy"))) | {"base": "1", "document": document, "comment": ""}

@@ -141,10 +141,10 @@ def test_a_machine_is_shown_with_what_its_init_script_wrote(makeway, portal: Por
     store = portal.store
     row = machine(id="m-9", state="terminating", reason="init_failed")
     assert store.machines.commit("cloud", portal.term, MachineChanges((row,)))
-    store.machine_log.write_output("m-9", "init", "no space left\x1b[2J\n", 3, 5.0)
+    store.machine_log.write_output("m-9", "init", "no space left\x1b[2J\x07\n", 3, 5.0)
     result = makeway("machine", "cloud", "m-9")
     assert "Its init script failed." in result.out
-    assert "── init, exit code 3\nno space left [2J\n" in result.out, "no control character reaches the terminal"
+    assert "── init, exit code 3\nno space left\\x07\n" in result.out, "no control character reaches the terminal"
     refused = makeway("machine", "cloud", "m-9", "--console")
     assert (refused.code, "This service has no backend for machines" in refused.err) == (1, True), refused.err
     assert makeway("machine", "cloud", "m-0").err.startswith("makeway: The deployment cloud has no machine m-0")
