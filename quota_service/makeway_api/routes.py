@@ -383,7 +383,7 @@ class Routes(Generic[J]):
         return self._do(Call("GET", f"/deployments/{_q(name)}/machines/{_q(id)}", _as(MachineDetail)))
 
     def deployment_console(self, name: str, id: str) -> Any:
-        """Ask the provider what the console of a machine says now → MachineDetail."""
+        """Read what the console of a machine says now from its provider → MachineDetail."""
         return self._do(Call("POST", f"/deployments/{_q(name)}/machines/{_q(id)}/console", _as(MachineDetail)))
 
     def deployment_log(self, name: str, limit: int | None = None, before: int | None = None) -> Any:

@@ -110,7 +110,7 @@ class MachineService:
         return await self._context.call(self._detail, deployment, id)
 
     async def console(self, caller: Caller, deployment: str, id: str) -> MachineDetail:
-        """Ask the provider what a machine's console says now, keep it, and return the machine with it."""
+        """Read what a machine's console says now from the provider, keep it, and return the machine with it."""
         only_administrators(caller)
         context = self._context
         row = await context.call(self._row, deployment, id)

@@ -165,7 +165,7 @@ async def machine_page(request: Request, name: str, id: str, visitor: PageVisito
 
 @router.post("/deployments/{name}/machines/{id}")
 async def read_console(request: Request, name: str, id: str, visitor: PageVisitor, services: TheServices) -> Response:
-    """Ask the provider what a machine's console says, then show the machine again, with what is wrong if it failed."""
+    """Read a machine's console from the provider, then show the machine again, with what is wrong if it failed."""
     _only_administrators(visitor)
     machine = await services.machines.machine(visitor.caller, name, id)
     try:
