@@ -165,7 +165,7 @@ async def test_a_machine_whose_init_script_fails_is_ended_and_says_why(tmp_path:
 
 
 async def test_what_the_console_said_of_a_machine_that_did_not_join_is_there_after_its_end(tmp_path: Path) -> None:
-    """Its agent reaches no service; people read the console while it starts, and it is kept as it was before the end."""
+    """Its agent reaches no service; people read the console while it starts; the last one is kept."""
     document = DOCUMENT.replace("gpus: 2,", "gpus: 2, spin_up_timeout: 6,")
     async with site(tmp_path, document) as world:
         machines = world.run.service.components.settings.machines
