@@ -11,13 +11,13 @@ import argparse
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from makeway_quota.autoscale.deployment import Deployment, MachineType
+from makeway_quota.autoscale.deployment import Deployment, MachineType, MoveRules
 from makeway_quota.engine.snapshot import GPU, Pool, Profile, TeamQuota
 from makeway_quota.simulate.cluster import SimulatedCluster
 from makeway_quota.simulate.incremental import IncrementalPlanner
@@ -33,7 +33,52 @@ TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 PAGE = "docs/explanation/autoscaling.md"
 IDLE = (0.0, 180.0, 600.0, 1800.0, 3600.0, 7200.0)
 """Seconds without work after which a machine is ended, for each point of the curve; the goal is one for GOAL_IDLE"""
-GOAL_IDLE, GOAL = 600.0, 1.13
+GOAL_IDLE = 600.0
+SELDOM, OFTEN = MoveRules(3600.0, 5, 2), MoveRules(300.0, 1, 4)
+"""Moves that let tasks wait as seldom as without them, and moves that save more"""
+
+
+class Goal(NamedTuple):
+    """What a run has to reach: cost as a multiple of the bound, seconds of waiting, and moves, each at most."""
+
+    ratio: float
+    p95: float
+    moves: int | None = None
+
+    def __str__(self) -> str:
+        moves = "" if self.moves is None else f", {self.moves} moves"
+        return f"<= {self.ratio:.2f}, p95 wait {self.p95:.0f} s{moves}"
+
+
+class Case(NamedTuple):
+    """How tasks are placed, when an idle machine ends, which jobs move, and whether the ends of tasks are known."""
+
+    strategy: Literal["pack", "fill"]
+    idle: float
+    moves: MoveRules | None = None
+    limits: bool = False
+
+    @property
+    def rule(self) -> str:
+        """What the table says of the moves."""
+        if self.moves is None:
+            return "–"
+        return f"every {self.moves.every / 60:.0f} min, {self.moves.headroom} GPUs free, {self.moves.most} jobs"
+
+
+GOALS: Mapping[Case, Goal] = {
+    Case("fill", GOAL_IDLE): Goal(1.13, 0.0),
+    Case("fill", GOAL_IDLE, SELDOM): Goal(1.10, 0.0, 50),
+    Case("fill", GOAL_IDLE, OFTEN): Goal(1.05, 120.0),
+}
+CASES = (
+    *(Case("fill", idle) for idle in IDLE),
+    Case("pack", GOAL_IDLE),
+    Case("fill", GOAL_IDLE, limits=True),
+    Case("fill", GOAL_IDLE, SELDOM),
+    Case("fill", GOAL_IDLE, OFTEN),
+    Case("fill", GOAL_IDLE, OFTEN, limits=True),
+)
 
 DAY = 86_400.0
 FROM_DAY = 115
@@ -56,14 +101,16 @@ class CloudRun:
     wait_p95: float
     waited: float
     """share of the tasks that waited at all"""
+    moves: int = 0
+    lost: float = 0.0
+    """GPU-hours that moved tasks spent on saving and loading"""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
     """One run of the report, beside the bound."""
 
-    strategy: Literal["pack", "fill"]
-    idle: float
+    case: Case
     bound: float
     run: CloudRun
 
@@ -75,21 +122,26 @@ class Point:
     @property
     def met(self) -> bool | None:
         """Whether the goal holds, None where there is none."""
-        if (self.strategy, self.idle) != ("fill", GOAL_IDLE):
+        goal = GOALS.get(self.case)
+        if goal is None:
             return None
-        return self.ratio <= GOAL and self.run.wait_p95 == 0
+        moves = goal.moves is None or self.run.moves <= goal.moves
+        return self.ratio <= goal.ratio and self.run.wait_p95 <= goal.p95 and moves
 
     @property
     def cells(self) -> tuple[str, ...]:
         """The cells of a table row."""
-        run, met = self.run, {True: "yes", False: "NO", None: "–"}[self.met]
-        goal = "–" if self.met is None else f"<= {GOAL}, p95 wait 0 s"
+        run, case, met = self.run, self.case, {True: "yes", False: "NO", None: "–"}[self.met]
+        goal = str(GOALS[case]) if case in GOALS else "–"
         waits = f"{run.wait_mean:.1f}", f"{run.wait_p95:.0f}", f"{100 * run.waited:.1f}"
-        return self.strategy, f"{self.idle:.0f}", f"{run.hours:,.0f}", f"{self.ratio:.3f}", *waits, goal, met
+        moves = (f"{run.moves}", f"{run.lost:.1f}") if case.moves else ("–", "–")
+        how = case.strategy, f"{case.idle:.0f}", case.rule, "yes" if case.limits else "no"
+        return *how, f"{run.hours:,.0f}", f"{self.ratio:.3f}", *waits, *moves, goal, met
 
 
 HEAD = (
-    "strategy", "idle timeout s", "machine-hours", "× bound", "mean wait s", "p95 wait s", "% that wait", "goal", "met",
+    "strategy", "idle timeout s", "moves", "ends known", "machine-hours", "× bound", "mean wait s", "p95 wait s",
+    "% that wait", "tasks moved", "GPU-hours lost", "goal", "met",
 )  # fmt: skip
 
 
@@ -125,44 +177,48 @@ def bound(arrivals: Iterable[Arrival], gpus: int = 8) -> float:
     return total / 3600
 
 
-def play(work: Sequence[tuple[Arrival, Profile]], pool: Pool, machine: MachineType = MACHINE) -> CloudRun:
+def play(work: Sequence[tuple[Arrival, Profile]], case: Case) -> CloudRun:
     """Play the tasks on machines of one type."""
+    pool = Pool(POOL, kind="autoscaled", strategy=case.strategy)
+    machine = replace(MACHINE, idle_timeout=case.idle)
     profiles = {profile.name: profile for _, profile in work}
-    deployment = Deployment("cloud", "memory", (machine,), max_machines=100)
+    deployment = Deployment("cloud", "memory", (machine,), max_machines=100, moves=case.moves)
     cluster = SimulatedCluster(
         "openb", (pool,), (), tuple(profiles.values()), (TeamQuota(TEAM),), deployments=(deployment,)
     )
     mix = Counter(profile.name for _, profile in work)
-    arrivals = [arrival for arrival, _ in work]
+    arrivals = [replace(one, time_limit=one.duration) if case.limits else one for one, _ in work]
     outcome = replay(cluster, arrivals, IncrementalPlanner(cluster, mix), boot=BOOT)
     waits = [done.started - done.submit for done in outcome.meter.finished]
     if len(waits) < len(work):
         raise AssertionError(f"only {len(waits)} of {len(work)} tasks ended")
     (use,) = outcome.machines
     waited = sum(wait > 1 for wait in waits) / len(waits)
-    return CloudRun(use.seconds / 3600, use.machines, sum(waits) / len(waits), percentile(waits, 0.95), waited)
+    lost = outcome.meter.lost / GPU / 3600
+    mean, p95 = sum(waits) / len(waits), percentile(waits, 0.95)
+    return CloudRun(use.seconds / 3600, use.machines, mean, p95, waited, outcome.meter.moves, lost)
 
 
-def measure(traces: Path, case: tuple[Literal["pack", "fill"], float]) -> Point:
-    """Play the whole trace with one strategy and one idle timeout."""
-    strategy, idle = case
+def measure(traces: Path, case: Case) -> Point:
+    """Play the whole trace in one way."""
     work = tasks(traces)
-    run = play(work, Pool(POOL, kind="autoscaled", strategy=strategy), replace(MACHINE, idle_timeout=idle))
-    return Point(strategy, idle, bound(arrival for arrival, _ in work), run)
+    return Point(case, bound(arrival for arrival, _ in work), play(work, case))
 
 
 STYLE = """
 .back{fill:#ffffff}
 text{font:13px system-ui,sans-serif;fill:#1f2328}.line{fill:none;stroke:#0969da;stroke-width:2}.point{fill:#0969da}
+.moved{fill:#bc4c00}
 .axis{stroke:#59636e;stroke-width:1}.grid{stroke:#59636e;stroke-opacity:.25}
-@media(prefers-color-scheme:dark){.back{fill:#0d1117}text{fill:#e6edf3}.line{stroke:#4493f8}.point{fill:#4493f8}.axis,.grid{stroke:#9198a1}}
+@media(prefers-color-scheme:dark){.back{fill:#0d1117}text{fill:#e6edf3}.line{stroke:#4493f8}.point{fill:#4493f8}.moved{fill:#f0883e}.axis,.grid{stroke:#9198a1}}
 """
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 380, 70, 30, 40, 60
 
 
 def picture(points: Sequence[Point]) -> str:
-    """Draw the cost over the part of the tasks that wait for a boot, a point for each idle timeout."""
-    points = sorted((one for one in points if one.strategy == "fill"), key=lambda one: one.idle)
+    """Draw the cost over the part of the tasks that wait for a boot, a point for each idle timeout and rule."""
+    points = [one for one in points if one.case.strategy == "fill" and not one.case.limits]
+    curve = sorted((one for one in points if one.case.moves is None), key=lambda one: one.case.idle)
     right = math.ceil(max(100 * one.run.waited for one in points)) or 1
     low = math.floor(20 * min(one.ratio for one in points)) / 20
     high = math.ceil(20 * max(one.ratio for one in points)) / 20
@@ -180,20 +236,25 @@ def picture(points: Sequence[Point]) -> str:
         at = low + 0.05 * step
         parts.append(f'<line class="grid" x1="{LEFT}" y1="{y(at):.1f}" x2="{WIDTH - RIGHT}" y2="{y(at):.1f}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y(at) + 4:.1f}" text-anchor="end">{at:.2f}</text>')
-    places = [(x(100 * one.run.waited), y(one.ratio), one) for one in points]
+    places = [(x(100 * one.run.waited), y(one.ratio), one) for one in curve]
     parts.append(f'<polyline class="line" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b, _ in places)}"/>')
     for across, up, one in places:
-        label = f"{one.idle / 60:.0f} min" if one.idle else "0"
+        label = f"{one.case.idle / 60:.0f} min" if one.case.idle else "0"
         parts.append(f'<circle class="point" cx="{across:.1f}" cy="{up:.1f}" r="4"/>')
-        parts.append(f'<text x="{across + 6:.1f}" y="{up - 8 if one.idle else up + 18:.1f}">{label}</text>')
+        parts.append(f'<text x="{across + 6:.1f}" y="{up - 8 if one.case.idle else up + 18:.1f}">{label}</text>')
+    for one in (one for one in points if one.case.moves is not None):
+        across, up = x(100 * one.run.waited), y(one.ratio)
+        parts.append(f'<circle class="moved" cx="{across:.1f}" cy="{up:.1f}" r="5"/>')
+        label = f"moves {one.case.rule}: {one.run.moves} tasks"
+        parts.append(f'<text x="{across - 8:.1f}" y="{up + 18:.1f}" text-anchor="end">{label}</text>')
     middle, bottom = (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 15
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
-        f"<title>Cost and waiting by idle timeout</title><style>{STYLE}</style>"
+        f"<title>Cost and waiting by idle timeout, and with moves</title><style>{STYLE}</style>"
         f'<rect class="back" width="{WIDTH}" height="{HEIGHT}"/>{"".join(parts)}'
         f'<line class="axis" x1="{LEFT}" y1="{HEIGHT - BOTTOM}" x2="{WIDTH - RIGHT}" y2="{HEIGHT - BOTTOM}"/>'
         f'<text x="{middle}" y="{bottom}" text-anchor="middle">tasks that wait for a machine to boot</text>'
-        f'<text x="{LEFT - 50}" y="20">cost, as a multiple of the bound; beside each point the idle timeout</text>'
+        f'<text x="{LEFT - 50}" y="20">cost, as a multiple of the bound; blue: idle timeouts, orange: moves</text>'
         "</svg>\n"
     )
 
@@ -213,10 +274,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except openb.NoTraces as missing:
         print(missing, file=sys.stderr)
         return 2
-    cases: list[tuple[Literal["pack", "fill"], float]] = [("fill", idle) for idle in IDLE]
-    cases.append(("pack", GOAL_IDLE))
     with ProcessPoolExecutor(wanted.workers) as pool:
-        points = list(pool.map(measure, [wanted.traces] * len(cases), cases))
+        points = list(pool.map(measure, [wanted.traces] * len(CASES), CASES))
     rows = [one.cells for one in points]
     print("\n".join([machine(), " | ".join(HEAD), *(" | ".join(row) for row in rows)]))
     if wanted.page:

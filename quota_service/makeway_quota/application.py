@@ -218,7 +218,14 @@ def machine_loop(components: Components, wake_cycle: Callable[[], None]) -> Mach
         return provider_of(deployment, settings.state_dir, store.contents.installation, secrets)
 
     result = MachineLoop(
-        store, leader, providers, wake_cycle, components.clock, join=join, cluster_machines=channel.cluster_machines
+        store,
+        leader,
+        providers,
+        wake_cycle,
+        components.clock,
+        join=join,
+        cluster_machines=channel.cluster_machines,
+        live_machines=channel.live_machines,
     )
     result.quarantine = components.world.quarantine
     return result

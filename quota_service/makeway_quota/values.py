@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 from .engine.snapshot import Placement
 
-NoticeKind = Literal["evict", "move", "preempt_test", "cancel"]
+NoticeKind = Literal["evict", "move", "preempt_test", "cancel", "give_back", "machine_ends"]
+"""`give_back`: it goes to another machine, so that its own can be given back; `machine_ends`: its machine is ended"""
 
 CHECKPOINT_STORAGE = "checkpoint_storage"
 """The reason code of a job that did not start, as no checkpoint could be kept on its volume; an administrator has to

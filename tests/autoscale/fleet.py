@@ -59,6 +59,8 @@ class Fleet:
     placed: Sequence[PlacedWork] = ()
     submitted: dict[str, float] = field(default_factory=dict)
     boots: dict[str, float] = field(default_factory=dict)
+    sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    moved_at: float | None = None
     reports: list[tuple[str, MachineObservation]] = field(default_factory=list)
     ids: Any = field(default_factory=lambda: itertools.count(1))
 
@@ -78,10 +80,24 @@ class Fleet:
         ready = frozenset(row.id for row in self.rows if row.state == "ready")
         nodes = ready if self.nodes is None else self.nodes
         work = MachineDemand(
-            tuple(self.pending), nodes, dict(self.busy), self.nominated, tuple(self.placed), dict(self.submitted)
+            tuple(self.pending),
+            nodes,
+            dict(self.busy),
+            self.nominated,
+            tuple(self.placed),
+            dict(self.submitted),
+            dict(self.sizes),
         )
         reports, self.reports = tuple(self.reports), []
-        return StepInput(self.now, self.listening, work if demand else None, lists, reports, boots=dict(self.boots))
+        return StepInput(
+            self.now,
+            self.listening,
+            work if demand else None,
+            lists,
+            reports,
+            boots=dict(self.boots),
+            moved_at=self.moved_at,
+        )
 
     def cycle(self, *, deleting: bool = False, **options: bool) -> StepResult:
         seen = self.seen(**options)

@@ -162,7 +162,7 @@ def test_a_cycle_passes_on_what_holds_room_while_work_waits() -> None:
     waits = [Demand("next", ("gpu",), 1, 1000, 0, 0)]
     known = cycle_demand(0.0, waits, {}, [row], {"node-1": "m-1"}, {"next": START}).of(())
     assert known is not None
-    assert known.placed == (PlacedWork("job", "m-1", (0,), 1000, 500, 100, START + 630),)
+    assert known.placed == (PlacedWork("job", "m-1", (0,), 1000, 500, 100, START + 630, START),)
     assert known.submitted == {"next": START}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from autoscale.histories import HISTORIES, History
+from autoscale.moving_histories import MovingHistory
 
 PARTS = 20
 
@@ -25,3 +26,18 @@ def test_histories_of_machines_keep_the_rules(part: int) -> None:
     many = max(1, HISTORIES // 6)
     for seed in range(1000 + part * many, 1000 + (part + 1) * many):
         History(seed).play()
+
+
+def test_some_histories_in_which_jobs_are_moved_keep_the_rules() -> None:
+    played = [MovingHistory(seed) for seed in range(12)]
+    for history in played:
+        history.play(100)
+    assert sum(len(times) for history in played for times in history.moves.values()) >= 5, "too few moves to tell"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_histories_in_which_jobs_are_moved_keep_the_rules(part: int) -> None:
+    many = max(1, HISTORIES // 12)
+    for seed in range(5000 + part * many, 5000 + (part + 1) * many):
+        MovingHistory(seed).play(100)

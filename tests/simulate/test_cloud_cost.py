@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from typing import Literal
 
 import pytest
-from makeway_quota.engine.snapshot import GPU, Pool, Profile
+from makeway_quota.autoscale.deployment import MoveRules
+from makeway_quota.engine.snapshot import GPU, Profile
 from makeway_quota.simulate.trace import Arrival
 
-from benchmarks.cloud_cost import MACHINE, POOL, TEAM, CloudRun, Point, bound, picture, play
+from benchmarks.cloud_cost import POOL, TEAM, Case, CloudRun, Point, bound, picture, play
 
 
 def task(name: str, gpus: int, submit: float, seconds: float) -> tuple[Arrival, Profile]:
@@ -41,12 +41,35 @@ def test_filling_machines_costs_less_than_packing_for_large_work_and_a_longer_id
     least = bound(arrival for arrival, _ in work)
 
     def cost(strategy: Literal["pack", "fill"], idle: float) -> CloudRun:
-        run = play(work, Pool(POOL, kind="autoscaled", strategy=strategy), replace(MACHINE, idle_timeout=idle))
+        run = play(work, Case(strategy, idle))
         assert run.hours > least
         return run
 
     short, usual, packed = cost("fill", 0.0), cost("fill", 600.0), cost("pack", 600.0)
     assert short.hours < usual.hours < packed.hours
     assert short.wait_mean > usual.wait_mean
-    drawing = ET.fromstring(picture([Point("fill", 0.0, least, short), Point("fill", 600.0, least, usual)]))
+    drawing = ET.fromstring(picture([Point(Case("fill", 0.0), least, short), Point(Case("fill", 600.0), least, usual)]))
     assert "10 min" in [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
+
+
+@pytest.mark.slow
+def test_moves_save_money_and_every_task_ends_and_each_is_moved_with_a_pause_in_between() -> None:
+    work = small(count=200)
+    still = play(work, Case("fill", 600.0))
+    moved = play(work, Case("fill", 600.0, MoveRules(600.0, 0, 3)))
+    assert moved.moves > 0
+    assert moved.hours < still.hours
+    assert moved.lost == pytest.approx(sum_of_moves(moved), rel=1.0), "two minutes of each GPU of a moved task"
+
+
+def sum_of_moves(run: CloudRun) -> float:
+    """Return the GPU-hours that so many moves of tasks with one GPU would cost."""
+    return run.moves * 120 / 3600
+
+
+@pytest.mark.slow
+def test_ends_that_are_known_save_launches() -> None:
+    work = small(count=200)
+    known, unknown = (play(work, Case("fill", 600.0, limits=limits)) for limits in (True, False))
+    assert known.machines < unknown.machines
+    assert known.hours < unknown.hours

@@ -44,6 +44,16 @@ class PlacedWork(NamedTuple):
     memory: int = 0
     ends_at: float | None = None
     """when its room is certainly free, as its time is limited; None where that is not known"""
+    since: float = 0.0
+    """when its attempt began"""
+    movable: bool = False
+    """whether it is a preemptible job on this machine alone, and goes on elsewhere from what it has saved"""
+    lost: float = 0.0
+    """seconds of work that a move would lose"""
+    remaining: float | None = None
+    """seconds that it probably still runs, None where that is not known"""
+    noticed: bool = False
+    """whether it has its notice to save and leave"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,7 @@ class MachineDemand:
     `nodes`: the machines whose room was counted when `pending` was found; one that is ready and not among them has room
     besides. `busy`: how much work has rows on each machine; `nominated`: machines that keep room for work. `placed`:
     what holds the room of machines, and `submitted`: when pending work was, both only where a step asks for them.
+    `sizes`: CPU and memory of machines, where they report them.
     """
 
     pending: tuple[PendingWork, ...] = ()
@@ -61,7 +72,16 @@ class MachineDemand:
     nominated: frozenset[str] = frozenset()
     placed: tuple[PlacedWork, ...] = ()
     submitted: Mapping[str, float] = field(default_factory=dict)
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def used(self, machine: str) -> bool:
         """Whether work has a row on a machine, or is about to."""
         return self.busy.get(machine, 0) > 0 or machine in self.nominated
+
+    def on(self, machine: str) -> tuple[PlacedWork, ...]:
+        """Return what holds room of a machine."""
+        return tuple(one for one in self.placed if one.machine == machine)
+
+    def waits_for(self, pool: str) -> bool:
+        """Whether work waits that a machine of a pool could run, or is about to start in it."""
+        return any(pool in one.pools for one in self.pending)

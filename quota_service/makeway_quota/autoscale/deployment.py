@@ -98,6 +98,15 @@ class MachineType:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveRules:
+    """When jobs are moved to other machines, so that theirs can be given back; seconds, whole GPUs, and jobs."""
+
+    every: float = 3600.0
+    headroom: int = 3
+    most: int = 2
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """What an administrator lets Makeway launch. `hour` and `month` are millionths of the currency, None unlimited."""
 
@@ -117,6 +126,7 @@ class Deployment:
     request_timeout: float = 120.0
     lost_after: float = 120.0
     visibility: float = 300.0
+    moves: MoveRules | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     """what the provider needs besides, such as a region"""
     revision: int = 0

@@ -20,13 +20,15 @@ from ..policy.quantities import Cores, Flag, Label, Mib, Name, Seconds, Title, V
 from ..policy.source import Plain, UnreadableDocument, parse
 from ..policy.tables import Many, Table, Texts, problem, validate_partly, wrong
 from .budget import UNIT
-from .deployment import CLUSTER, DAY_MINUTES, DAYS, Day, Deployment, IdleSchedule, MachineType, Markets
+from .deployment import CLUSTER, DAY_MINUTES, DAYS, Day, Deployment, IdleSchedule, MachineType, Markets, MoveRules
 from .providers.settings import SETTINGS, provider_problems
 
 MAX_BYTES = 500_000
 MAX_MONEY = 100_000_000
 MIN_LOST_AFTER = 60.0
 """Seconds: reports come every ten, and when they came is written every twenty; one may be missing"""
+MIN_MOVE_EVERY = 60.0
+"""Seconds: a job that is moved has to save, and to load what it saved"""
 CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)|24:00")
 CURRENCY = re.compile(r"[A-Z]{3}")
 SECRET = re.compile(r"(?i)(pass(word|wd)?|secret|token|credential|(access|api|private)_?key)")
@@ -80,6 +82,18 @@ def _timezone(value: str) -> str:
     return value
 
 
+def _not_always(seconds: float) -> float:
+    if seconds < MIN_MOVE_EVERY:
+        raise problem(f"jobs would be moved all the time; make it at least {MIN_MOVE_EVERY:g} seconds")
+    return seconds
+
+
+def _some_jobs(jobs: int) -> int:
+    if jobs < 1:
+        raise problem("no job would ever be moved; name at least 1, or remove moves")
+    return jobs
+
+
 def _no_secrets(settings: dict[str, str]) -> dict[str, str]:
     for key in settings:
         if SECRET.search(key):
@@ -106,6 +120,23 @@ class ScheduleTable(Table):
     )
     start: Minute = Field(0, description="When it begins, such as 08:30, in the deployment's time zone")
     end: Minute = Field(DAY_MINUTES, description="When it ends; before `start`, it is past midnight")
+
+
+class MovesTable(Table):
+    """The table `moves` of a document."""
+
+    record = MoveRules
+
+    every: Annotated[Seconds, AfterValidator(_not_always)] = Field(
+        3600.0,
+        description="Seconds from one move to the next; jobs that run for less are never moved; at least 60",
+    )
+    headroom: Annotated[int, count("GPUs", 10_000)] = Field(
+        3, description="Whole GPUs that stay free on the other machines with work after a move"
+    )
+    most: Annotated[int, count("jobs", 100), AfterValidator(_some_jobs)] = Field(
+        2, description="Jobs that are moved at once, at most: a machine with more keeps them"
+    )
 
 
 class TypeTable(Table):
@@ -208,6 +239,11 @@ class DeploymentTable(Table):
     visibility: Seconds = Field(
         300.0, description="Seconds for which the provider's lists may be without a new machine"
     )
+    moves: MovesTable | None = Field(
+        None,
+        description="Move preemptible jobs to other machines, so that the least used one is given back, such as "
+        "{every: 3600, headroom: 3, most: 2}; default: no job is moved",
+    )
     machine_types: Many[Any] = Field((), description="Machine types, the preferred ones first")
 
 
@@ -308,6 +344,8 @@ def write_deployment(deployment: Deployment) -> str:
     """Return the document of a deployment, which reads back as the same; what has its default is left out."""
     table = DeploymentTable.of(deployment, version=1, machine_types=())
     tree = table.written() | {"machine_types": [TypeTable.of(kind).written() for kind in deployment.types]}
+    if deployment.moves is not None:
+        tree["moves"] = MovesTable.of(deployment.moves).model_dump()
     plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
     return yaml.safe_dump({"version": 1} | plain, sort_keys=False, allow_unicode=True, width=120)
 
@@ -316,6 +354,7 @@ def schema() -> dict[str, list[tuple[str, str, str]]]:
     """Return the fields of each table with default and help: of the document, a machine type, a schedule, settings."""
     tables: dict[str, type[Table]] = {
         "document": DeploymentTable,
+        "moves": MovesTable,
         "machine_types": TypeTable,
         "schedule": ScheduleTable,
     }

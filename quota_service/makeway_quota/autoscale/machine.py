@@ -141,6 +141,7 @@ ObservationKind = Literal[
     "init_failed",
     "heard",
     "needed",
+    "moving",
     "unneeded",
     "withdrawn",
     "drain",

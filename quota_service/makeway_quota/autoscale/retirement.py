@@ -17,6 +17,7 @@ from .budget import Money, month_used_up, over_the_hour
 from .demand import MachineDemand
 from .deployment import Deployment
 from .machine import DrainReason, Machine, MachineObservation
+from .placement.moves import can_be_moved
 
 Observed = tuple[Machine, MachineObservation]
 
@@ -81,6 +82,9 @@ def retire(
     rows = [machine for machine in machines if not machine.over]
     for machine in sorted(rows, key=lambda row: (-_used_at(row, moment), row.id)):  # the last used one is kept
         used = demand.used(machine.id)
+        if used and machine.state == "draining" and machine.drain == "move":
+            yield machine, MachineObservation("moving" if _goes_on(deployment, machine, rows, demand) else "needed")
+            continue
         wanted = used or machine.id in needed
         if machine.starting:
             yield machine, MachineObservation("needed" if wanted else "unneeded", at=listening_since)
@@ -93,6 +97,12 @@ def retire(
                 yield machine, MachineObservation("drain", drain="idle")
         if machine.state == "draining" and not used:
             yield machine, MachineObservation("vacant")
+
+
+def _goes_on(deployment: Deployment, machine: Machine, rows: list[Machine], demand: MachineDemand) -> bool:
+    """Whether the jobs of a machine still move: they have their notices, or still fit elsewhere while nothing waits."""
+    noticed = any(job.noticed for job in demand.on(machine.id))
+    return noticed or can_be_moved(deployment, machine, rows, demand)
 
 
 def _forced(deployment: Deployment, money: Money) -> DrainReason | None:

@@ -20,7 +20,7 @@ from .budget import Money, ending_seconds, refusal, with_launch
 from .demand import MachineDemand, PendingWork
 from .deployment import Deployment, MachineType
 from .machine import CANCELLABLE, Machine, Market
-from .placement.releases import Releases
+from .placement.releases import Releases, room_without
 from .placement.rooms import MachineRoom, Rooms, TakenRoom, fits_on
 
 ORDER = {"ready": 0, "draining": 1, "joining": 2, "booting": 3, "requested": 4}
@@ -216,9 +216,8 @@ def size(
     rows = [machine for machine in machines if not machine.over]
     types: Mapping[str, MachineType] = {kind.name: kind for kind in deployment.types}
     coming = [row for row in rows if row.type in types and _has_room(row, demand)]
-    rooms = Rooms(
-        MachineRoom.of(types[row.type], row) for row in sorted(coming, key=lambda row: (ORDER[row.state], row.id))
-    )
+    coming.sort(key=lambda row: (ORDER[row.state], row.id))
+    rooms = Rooms(_room(types[row.type], row, demand) for row in coming)
     releases = Releases(rows, types, demand, boots or {}, now)
     ready = [row for row in rows if row.type in types and row.accepts_work and _idle(row, demand)]
     idle = Rooms(MachineRoom.of(types[row.type], row) for row in sorted(ready, key=lambda row: row.id))
@@ -247,8 +246,18 @@ def _idle(machine: Machine, demand: MachineDemand) -> bool:
     return machine.id in demand.nodes and not demand.used(machine.id)
 
 
+def _room(kind: MachineType, machine: Machine, demand: MachineDemand) -> MachineRoom:
+    room = MachineRoom.of(kind, machine)
+    return room_without(room, demand.on(machine.id)) if machine.state == "draining" else room
+
+
 def _has_room(machine: Machine, demand: MachineDemand) -> bool:
-    """Whether a machine's room was not counted when the pending work was found, and will be there."""
+    """Whether a machine's room was not counted when the pending work was found, and will be there.
+
+    One whose jobs are to be moved has room beside them until they have their notices.
+    """
+    if machine.state == "draining" and machine.drain == "move" and demand.used(machine.id):
+        return not any(job.noticed for job in demand.on(machine.id))
     if machine.starting:
         return True
     if machine.state == "ready":

@@ -18,6 +18,7 @@ from .demand import MachineDemand, PendingWork
 from .deployment import Deployment
 from .instances import Instance, InstanceList, match_instances
 from .machine import NO_NODE, Machine, MachineObservation, Windows
+from .placement.moves import find_move
 from .provider import JoinData, Provider, ProviderError
 from .retirement import StepTime, enforce, retire
 from .sizing import Launch, LaunchRefusal, size
@@ -88,7 +89,8 @@ class StepInput:
     `listening`: since when this leader has received reports and known the demand. `clock_step`: by how many seconds the
     clock was set forward since the last step that was committed; rows are moved with it. `reports`: observations by
     machine. `in_flight`: machines whose launch is under way, and instances whose end is. `boots`: how long a boot
-    takes, by type, where known.
+    takes, by type, where known. `moved_at`: when a machine was emptied last, or since when its leader can know; None:
+    no job is moved.
     """
 
     now: float
@@ -99,6 +101,7 @@ class StepInput:
     in_flight: frozenset[str] = frozenset()
     clock_step: float = 0.0
     boots: Mapping[str, float] = field(default_factory=dict)
+    moved_at: float | None = None
 
 
 class StepLeader(NamedTuple):
@@ -144,6 +147,8 @@ class StepResult:
     """the machines that are on their way for each workload; None where the demand was not known"""
     machines: tuple[Machine, ...] = ()
     """as they are after the step"""
+    emptied: str | None = None
+    """the machine that drains from now on so that its jobs are moved"""
 
 
 class _Work:
@@ -290,6 +295,7 @@ def step(
     unserved: tuple[PendingWork, ...] = ()
     refusals: tuple[LaunchRefusal, ...] = ()
     served: Mapping[str, tuple[str, ...]] | None = None
+    emptied: Machine | None = None
     if seen.demand is not None:
         sizing = size(deployment, work.machines.values(), seen.demand, work.backoffs, money, seen.now, seen.boots)
         unserved, refusals = sizing.unserved, sizing.refusals
@@ -297,6 +303,9 @@ def step(
         for machine, decided in retire(deployment, work.machines.values(), seen.demand, sizing.needed, moment):
             work.observe(machine.id, decided)
         new = [work.launch(launch, leader.new_id()) for launch in sizing.launches]
+        emptied = find_move(deployment, work.machines.values(), seen.demand, seen.now, seen.moved_at)
+        if emptied is not None:
+            work.observe(emptied.id, MachineObservation("drain", drain="move"))
         served = {
             id: tuple(new[one] if isinstance(one, int) else one for one in places)
             for id, places in sizing.served.items()
@@ -306,7 +315,8 @@ def step(
     if changes and not store.commit(deployment.name, leader.term, changes):
         return StepResult(False)
     overdue, rows_after = tuple(_overdue(work)), tuple(work.machines.values())
-    return StepResult(True, tuple(calls), unserved, refusals, money, overdue, work.moved, served, rows_after)
+    moved_off = None if emptied is None else emptied.id
+    return StepResult(True, tuple(calls), unserved, refusals, money, overdue, work.moved, served, rows_after, moved_off)
 
 
 def _take_lists(work: _Work, seen: StepInput) -> list[Instance]:

@@ -79,6 +79,9 @@ MACHINE_EVENTS: Mapping[ObservationKind, MachineEvent] = {
         "work runs there, is to start there or waits for it; a drain for idleness or a move is cancelled",
         {"draining": ("draining", "ready")},
     ),
+    "moving": MachineEvent(
+        "its jobs are still there that save and go to other machines; its drain goes on", _to("draining", "draining")
+    ),
     "unneeded": MachineEvent(
         "no work waits for it, for longer than the window",
         {
@@ -243,6 +246,12 @@ def _needed(machine: Machine, seen: MachineObservation, now: float, windows: Win
     return needed
 
 
+def _moving(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+    if machine.state != "draining" or (machine.needed_at <= now and not _due_again(machine, now)):
+        return machine
+    return machine.with_fields(needed_at=now)
+
+
 def _due_again(machine: Machine, now: float) -> bool:
     """Whether it is time to note anew that a machine is needed; each has its own moments, as thousands are needed."""
     offset = zlib.crc32(machine.id.encode()) % 1000 / 1000 * NEEDED_EVERY
@@ -372,6 +381,7 @@ _RULES: Mapping[ObservationKind, Rule] = {
     "init_failed": _init_failed,
     "heard": _heard,
     "needed": _needed,
+    "moving": _moving,
     "unneeded": _unneeded,
     "withdrawn": _withdrawn,
     "drain": _drain,

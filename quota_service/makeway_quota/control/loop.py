@@ -28,7 +28,6 @@ from .components import Components
 from .decisions import change_set_of, excluded, explain_excluded
 from .garbage import collect_less
 from .hub.membership import holds, is_new
-from .machines.cycle_demand import known_demand
 from .machines.machine_loop import MachineLoop
 from .planner import Planner
 from .reason_throttle import CATCH_UP, Explaining, ReasonThrottle
@@ -305,8 +304,10 @@ class Loop:
         """Report what this cycle knows of the work that machines are for."""
         if self.machine_loop is None or not self.machine_loop.active or self._demand is None:
             return
-        machines = self.machine_loop.machines_on(self.world.observed.nodes)
-        self.machine_loop.planned(await known_demand(self.world, self._demand, machines, observed_at), self.term)
+        known = await self.machine_loop.known(self.world, self._demand, observed_at, now := self.clock())
+        if await self._commit(self.machine_loop.notices(known, now), now):
+            self.wake()  # the next cycle orders what was noticed
+        self.machine_loop.planned(known, self.term)
 
     async def _record(self, now: float) -> None:
         """Write what was measured, and forget what this cycle looked at."""

@@ -169,9 +169,12 @@ class _AttemptEnds:
         progress = self._saved(row, status)
         if status.killed:
             message = outcomes.killed_at_deadline(job_name(row), row.grace, progress)
+        elif notice.kind in ("give_back", "machine_ends"):
+            moved, error = notice.kind == "give_back", _unexpected_end(row, status)
+            message = outcomes.left_machine(job_name(row), progress, error, moved=moved)
         else:
             message = outcomes.made_way(job_name(row), self._preemptor(notice), progress, _unexpected_end(row, status))
-        outcome = "moved" if notice.kind == "move" else "preempted"
+        outcome = "moved" if notice.kind in ("move", "give_back") else "preempted"
         fields: dict[str, object] = {"preemptions": row.preemptions + 1}
         self._requeue(row, status, outcome, "made_way", message, fields, progress.lost)
 

@@ -9,7 +9,7 @@ same row, whichever way they came. Called by `decisions`, `reconcile`, `actuate`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from ..backends.base import AttemptStatus, Phase
@@ -300,6 +300,24 @@ def preempt_test(row: Workload, by: str, message: str, now: float) -> Transition
     given = Notice(message, now, now + row.grace, "preempt_test", row.team, by, None)
     fields = {"notice": given, "reason_code": "preempt_test", "reason_message": message}
     return Transition(_change("preempt_test", row, fields), decide(row, "evict", "preempt_test", message))
+
+
+def leave_machine(row: Workload, cause: str, message: str, deadline: float, now: float) -> Transition:
+    """Notify a job that its machine is to go; `cause`: why that drains."""
+    moves = cause == "move"
+    given = Notice(message, now, deadline, "give_back" if moves else "machine_ends")
+    fields: dict[str, object] = {"notice": given}
+    if row.reason_code != TIME_LIMIT:
+        fields |= _reason("moving" if moves else "making_way", message)
+    decision = decide(row, "move" if moves else "evict", "machine_ends", message, cause=cause)
+    return Transition(_change("notice", row, fields, row.version), decision)
+
+
+def hasten(row: Workload, deadline: float) -> Transition:
+    """Make the notice of a job end earlier, as its machine does."""
+    notice = row.notice
+    fields: dict[str, object] = {"notice": None if notice is None else replace(notice, deadline=deadline)}
+    return Transition(_change("notice", row, fields, row.version))
 
 
 def overrun(row: Workload, message: str, limit: str) -> Transition:

@@ -57,7 +57,8 @@ class Table(BaseModel):
         for name, table in _nested(cls).items():
             if name in shared:
                 inner = shared[name]
-                shared[name] = tuple(map(table.of, inner)) if isinstance(inner, tuple) else table.of(inner)
+                if inner is not None:
+                    shared[name] = tuple(map(table.of, inner)) if isinstance(inner, tuple) else table.of(inner)
         return cast(Self, cls.model_construct(**shared | computed))
 
     def written(self) -> dict[str, Any]:

@@ -17,9 +17,12 @@ from ..autoscale.machine import STARTING, Machine, MachineObservation
 from ..autoscale.providers.memory import MemoryProvider
 from ..autoscale.step import StepInput, StepLeader, cycle
 from ..backends.base import NodeStatus
-from ..control.machines.cycle_demand import CycleDemand, cycle_demand
+from ..control.change_set import ChangeSet
+from ..control.machines.cycle_demand import CycleDemand, JobFacts, cycle_demand
+from ..control.machines.machine_notices import moving, notices
 from ..engine.plan import Demand
 from ..engine.snapshot import GPU, Node
+from ..history.durations import Durations
 from ..store.records import Workload
 from .memory import MemoryMachineStore
 
@@ -63,6 +66,7 @@ class SimulatedDeployment:
         self._provider = MemoryProvider(lambda: self.now)
         self._leader = StepLeader(self.store.term, lambda: f"machine-{next(self._ids):06}", lambda: self.now)
         self._listening: float | None = None
+        self._moved_at: float | None = None
         self._used: frozenset[str] = frozenset()
         self._peaks = dict.fromkeys(self.types, 0)
 
@@ -75,12 +79,15 @@ class SimulatedDeployment:
         """Make a step and its calls; return whether machines are in other states, so that a plan may differ."""
         self.now = now
         if self._listening is None:
-            self._listening = now
-        work = demand.of(self.machines)
+            self._listening = self._moved_at = now
+        work = demand.of(self.machines, moves=self.deployment.moves is not None)
         reports = tuple(self._reports(demand))
         lists = (self._provider.list(self.deployment.name, now),)
-        seen = StepInput(now, self._listening, work, lists, reports, boots=dict.fromkeys(self.types, self._boot))
+        boots = dict.fromkeys(self.types, self._boot)
+        seen = StepInput(now, self._listening, work, lists, reports, boots=boots, moved_at=self._moved_at)
         result = cycle(self.store, self._provider, self.deployment, seen, self._leader)
+        if result.emptied is not None:
+            self._moved_at = now
         self._used = frozenset(row.id for row in self.machines if work is None or work.used(row.id))
         codes = {one.code for one in result.refusals}
         self.unservable = bool(result.unserved) and codes <= LASTING and not self.store.rows
@@ -122,6 +129,9 @@ class SimulatedDeployment:
                     yield row.needed_at + self.types[row.type].idle_timeout + 1
             if row.deadline is not None and row.deadline > self.now:
                 yield row.deadline
+        rules, last = self.deployment.moves, self._moved_at
+        if rules is not None and last is not None and self.store.rows and last + rules.every > self.now:
+            yield last + rules.every
 
     @property
     def winds_down_in(self) -> float:
@@ -153,11 +163,13 @@ class SimulatedDeployment:
 class SimulatedMachines:
     """The machines of all deployments, and the nodes that they are."""
 
-    def __init__(self, deployments: Sequence[Deployment], boot: float) -> None:
+    def __init__(self, deployments: Sequence[Deployment], boot: float, durations: Durations | None = None) -> None:
         ids = itertools.count(1)
         self.deployments = [SimulatedDeployment(one, boot, ids) for one in deployments]
         self.nodes: dict[str, Node] = {}
         self.now = 0.0
+        self._remaining = durations.remaining if durations is not None else _unknown
+        self._known: CycleDemand | None = None
         self.peak_milli_gpus = 0
         """the most milli-GPUs of machines at once"""
 
@@ -173,7 +185,8 @@ class SimulatedMachines:
         placed = [_running(row) for row in known_rows if row.placement or row.nomination]
         submitted = {row.id: row.submitted_at for row in known_rows if row.state == "pending"} if demand else {}
         machines = {name: name for name in self.nodes}
-        known = cycle_demand(now, demand, self._statuses(), placed, machines, submitted)
+        jobs = JobFacts(now, self._remaining, saves=True)
+        known = self._known = cycle_demand(now, demand, self._statuses(), placed, machines, submitted, jobs)
         moved = [one.step(now, known) for one in self.deployments]
         return any(moved)
 
@@ -197,6 +210,16 @@ class SimulatedMachines:
         self.peak_milli_gpus = max(self.peak_milli_gpus, self.gpus)
         return changed, gone
 
+    def notices(self) -> ChangeSet:
+        """Return the notices of jobs that are moved, by what the newest step knew."""
+        deployments = [one.deployment for one in self.deployments if one.deployment.moves is not None]
+        rows = [row for one in self.deployments for row in one.machines]
+        draining = [row for row in rows if row.drain == "move"]
+        if not draining or self._known is None:
+            return ChangeSet()
+        demand = {one.name: known for one in deployments if (known := self._known.of((), moves=True)) is not None}
+        return notices(draining, self._known.rows, self._known.machines, moving(deployments, rows, demand), self.now)
+
     def leaving(self) -> frozenset[str]:
         """Return the machines whose work has to go by a deadline."""
         machines = (row for one in self.deployments for row in one.machines)
@@ -217,6 +240,10 @@ class SimulatedMachines:
     def uses(self, now: float) -> tuple[MachineUse, ...]:
         """Return what each type of each deployment was used for until now."""
         return tuple(use for one in self.deployments for use in one.uses(now))
+
+
+def _unknown(row: Workload, now: float) -> float | None:
+    return None
 
 
 def _running(row: Workload) -> Workload:

@@ -72,6 +72,8 @@ class Meter:
         self.preemptions: dict[tuple[str, str], int] = {}
         """(team that left, team it made way for) to how often"""
         self.lost = 0.0
+        self.moves = 0
+        """how often jobs were moved so that a machine could be given back"""
         self.waiting = 0
         self.waited = 0.0
         """milli-GPU seconds that jobs asked for and waited"""

@@ -82,7 +82,7 @@ class Replay:
         self.planner = planner
         self.round_to = round_to
         self.profiles = {p.name: p for p in cluster.profiles}
-        self.machines = SimulatedMachines(cluster.deployments, boot) if cluster.deployments else None
+        self.machines = SimulatedMachines(cluster.deployments, boot, durations) if cluster.deployments else None
         grace = max((p.grace for p in cluster.profiles if p.grace is not None), default=cluster.settings.grace)
         self.backend = SimulatedBackend(grace, restart)
         self.meter = Meter(cluster.reserved())
@@ -170,6 +170,7 @@ class Replay:
             return False
         demand = self._demand if self.meter.any_waits else ()
         moved = machines.step(self.now, demand, self.store.rows.values())
+        self._move_jobs(machines)
         changed, gone = machines.changed_nodes()
         if changed or gone:
             self.planner.show_nodes(changed, gone)
@@ -180,6 +181,14 @@ class Replay:
                 self.backend.notice(row, self.now, machine_leaves=True)
         self.changed = self.changed or moved or bool(changed or gone)
         return moved
+
+    def _move_jobs(self, machines: SimulatedMachines) -> None:
+        """Notify jobs that are moved so that their machine can be given back."""
+        change_set = machines.notices()
+        for change in change_set.changes:
+            self.backend.notice(self.store.rows[change.workload], self.now)
+        self.meter.moves += len(change_set.changes)
+        self._commit(change_set)
 
     def _submit(self, arrival: Arrival) -> None:
         like = self._like(arrival)

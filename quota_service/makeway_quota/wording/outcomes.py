@@ -5,7 +5,7 @@ Called by the loop and the services, with milli-GPUs, seconds and names; state f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from makeway_api.bars import WHEN_NEEDED
@@ -191,6 +191,30 @@ def made_way(job: str, preemptor: str, progress: SavedWork, error: str = "") -> 
     if error:
         return f"{job} had to make way for {preemptor} and failed: {error}; {_kept(progress)}. {_goes_on(progress)}"
     return f"{job} made way for {preemptor}; {saved}. {_goes_on(progress)}"
+
+
+LEAVES_MACHINE: Mapping[str, str] = {
+    "move": "It is moved to another machine so that this one can be given back.",
+    "pause": "Its machine is ended, as its deployment is paused or being deleted.",
+    "budget": "Its machine is ended, as the budget of the month is used up.",
+    "spot": "The provider takes back its machine.",
+}
+"""By the cause for which a machine drains: what its jobs are told"""
+
+
+def leaves_machine(cause: str) -> str:
+    """Return why a job has to leave its machine."""
+    return LEAVES_MACHINE.get(cause, "Its machine is ended.")
+
+
+def left_machine(job: str, progress: SavedWork, error: str = "", *, moved: bool = False) -> str:
+    """Return that a job left its machine within its grace; `error`: how it ended, where that was no way to leave."""
+    why = "so that its machine can be given back" if moved else "as its machine is ended"
+    if error:
+        return f"{job} had to leave its machine and failed: {error}; {_kept(progress)}. {_goes_on(progress)}"
+    saved = str(progress) if progress.durable else _kept(progress)
+    left = "was moved to another machine" if moved else "left its machine"
+    return f"{job} {left} {why}; {saved}. {_goes_on(progress)}"
 
 
 def killed_at_deadline(job: str, grace: float, progress: SavedWork) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from ..demand import MachineDemand, PendingWork, PlacedWork
 from ..deployment import MachineType
 from ..machine import Machine
-from .rooms import Devices, MachineRoom
+from .rooms import UNLIMITED, Devices, MachineRoom
 
 
 def room_without(room: MachineRoom, placed: Iterable[PlacedWork]) -> MachineRoom:
@@ -20,8 +20,8 @@ def room_without(room: MachineRoom, placed: Iterable[PlacedWork]) -> MachineRoom
         for device in one.devices:
             if device < len(room.free):
                 room.free[device] = max(0, room.free[device] - one.milli)
-        room.cpu -= one.cpu
-        room.memory -= one.memory
+        room.cpu -= one.cpu if room.cpu < UNLIMITED else 0
+        room.memory -= one.memory if room.memory < UNLIMITED else 0
     return room
 
 

@@ -155,6 +155,10 @@ class MachineChannel:
         """Return the machines that are not over by name."""
         return self._statuses
 
+    def live_machines(self) -> list[Machine]:
+        """Return the rows of the machines that are not over, as they were read last."""
+        return list(self._rows.values())
+
     def cluster_machines(self) -> Mapping[str, str]:
         """Return the machines that are nodes of the cluster, by node: of two on one node that which is ready."""
         ours = [status for status in self._statuses.values() if status.node]

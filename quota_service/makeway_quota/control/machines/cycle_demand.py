@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...autoscale.demand import MachineDemand, PendingWork, PlacedWork
 from ...autoscale.machine import Machine
@@ -12,6 +13,7 @@ from ...backends.base import NodeStatus
 from ...engine.plan import Demand
 from ...store.records import Workload
 from ...values import Place, ordinal
+from ..transitions import TIME_LIMIT
 from ..world.world import World
 
 
@@ -21,7 +23,7 @@ class CycleDemand:
 
     `open_machines`: those on which the cycle could start work; `busy` counts the attempts that have a row there.
     `rows`: the work that holds GPUs or has a nomination, with its times by the present clock; `machines`: by node;
-    `submitted`: when pending work was.
+    `submitted`: when pending work was; `jobs`: what is known of running jobs; `sizes`: CPU and memory of machines.
     """
 
     began: float
@@ -33,20 +35,25 @@ class CycleDemand:
     rows: tuple[Workload, ...] = ()
     machines: Mapping[str, str] = field(default_factory=dict)
     submitted: Mapping[str, float] = field(default_factory=dict)
+    jobs: JobFacts | None = None
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
-    def of(self, machines: Iterable[Machine]) -> MachineDemand | None:
-        """Return the demand for a step; None where the cycle may have started work on a machine that drains now."""
+    def of(self, machines: Iterable[Machine], *, moves: bool = False) -> MachineDemand | None:
+        """Return the demand for a step; None where the cycle may have started work on a machine that drains now.
+
+        `moves`: whether jobs may be moved, so that the step has to know all that runs.
+        """
         if any(machine.id in self.open_machines for machine in machines if machine.state == "draining"):
             return None
-        placed = tuple(self._placed()) if self.pending and any(map(certain_end, self.rows)) else ()
-        return MachineDemand(self.pending, self.nodes, self.busy, self.nominated, placed, self.submitted)
+        placed = tuple(self._placed()) if moves or (self.pending and any(map(certain_end, self.rows))) else ()
+        return MachineDemand(self.pending, self.nodes, self.busy, self.nominated, placed, self.submitted, self.sizes)
 
     def _placed(self) -> Iterator[PlacedWork]:
         """Yield each worker that holds room of a machine."""
         for row in self.rows:
             for place in row.placement:
                 if (machine := self.machines.get(place.node)) is not None:
-                    yield _placed_work(row, place, machine)
+                    yield _placed_work(row, place, machine, self.jobs)
 
 
 def certain_end(row: Workload) -> float | None:
@@ -60,21 +67,63 @@ def certain_end(row: Workload) -> float | None:
     return row.started_at + (row.time_limit or 0.0) + row.grace
 
 
-def _placed_work(row: Workload, place: Place, machine: str) -> PlacedWork:
-    devices = tuple(map(ordinal, place.devices))
-    return PlacedWork(
-        row.id, machine, devices, place.milli[0] if place.milli else 0, row.cpu, row.memory, certain_end(row)
+class JobFacts(NamedTuple):
+    """What says whether jobs can be moved. `durable`: checkpoints are there on other machines, too.
+
+    `saves`: whether every job saves at its notice, as in a simulation; else one is moved only after it has saved a
+    checkpoint in its present attempt, so that each attempt gets on. `remaining`: how long an attempt lasts, as far as
+    past runs tell.
+    """
+
+    now: float
+    remaining: Callable[[Workload, float], float | None]
+    durable: bool = True
+    saves: bool = False
+
+    def movable(self, row: Workload) -> bool:
+        """Whether a job may be moved, and would go on from what it has saved."""
+        alone = len({place.node for place in row.placement}) == 1
+        free = row.notice is None and not row.cancel_requested and row.reason_code != TIME_LIMIT
+        running = row.kind == "job" and row.state == "running" and row.preemptible and row.started_at is not None
+        return alone and free and running and self.durable and (self.saves or self._saved_at(row) is not None)
+
+    def lost(self, row: Workload) -> float:
+        """Return the seconds of work since the last checkpoint, which a move may lose."""
+        saved = self._saved_at(row)
+        return 0.0 if self.saves or saved is None else max(0.0, self.now - saved)
+
+    def runs_for(self, row: Workload) -> float | None:
+        """Return for how many seconds a job probably still runs; None where that is not known."""
+        lasts = self.remaining(row, self.now)
+        known = [lasts] if lasts is not None else []
+        known += [row.time_limit] if row.time_limit is not None else []
+        return max(0.0, min(known) - (self.now - (row.started_at or self.now))) if known else None
+
+    def _saved_at(self, row: Workload) -> float | None:
+        """Return when a job saved a checkpoint in its present attempt."""
+        began, saved = row.started_at, row.checkpoint_at
+        return saved if began is not None and saved is not None and saved > began else None
+
+
+def _placed_work(row: Workload, place: Place, machine: str, jobs: JobFacts | None) -> PlacedWork:
+    devices, milli = tuple(map(ordinal, place.devices)), place.milli[0] if place.milli else 0
+    work = PlacedWork(row.id, machine, devices, milli, row.cpu, row.memory, certain_end(row), row.started_at or 0.0)
+    if jobs is None:
+        return work
+    return work._replace(
+        movable=jobs.movable(row), lost=jobs.lost(row), remaining=jobs.runs_for(row), noticed=row.notice is not None
     )
 
 
 async def known_demand(
-    world: World, demand: Iterable[Demand], machines: Mapping[str, str], began: float
+    world: World, demand: Iterable[Demand], machines: Mapping[str, str], began: float, now: float
 ) -> CycleDemand:
     """Return what a cycle knows at its end, with its commits, by a world; the others as for `cycle_demand`."""
     demand, placed = tuple(demand), await world.placed()
     rows, active = [world.times.of(row) for row in placed.values()], await world.rows_as_of_now()
     submitted = {one.id: row.submitted_at for one in demand if (row := active.get(one.id)) is not None}
-    return cycle_demand(began, demand, world.observed.nodes, rows, machines, submitted)
+    jobs = JobFacts(now, world.durations.remaining, world.durable_checkpoints)
+    return cycle_demand(began, demand, world.observed.nodes, rows, machines, submitted, jobs)
 
 
 def cycle_demand(
@@ -84,20 +133,29 @@ def cycle_demand(
     rows: Iterable[Workload],
     machines: Mapping[str, str],
     submitted: Mapping[str, float] | None = None,
+    jobs: JobFacts | None = None,
 ) -> CycleDemand:
     """Return what a cycle knows. `demand`: of its plan; `nodes`: as it observed them.
 
     `rows`: of work that holds GPUs or has a nomination, after the cycle's end; `machines`: by the nodes that they are;
-    `submitted`: when the work of the demand was.
+    `submitted`: when the work of the demand was; `jobs`: what is known of running jobs.
     """
     rows = tuple(rows)
     by_machine = {machine: nodes[name] for name, machine in machines.items() if name in nodes}
     busy, nominated = _places(rows, machines)
     accepting = (name for name, node in by_machine.items() if node.ready and not node.cordoned and node.observed)
     pending = tuple([PendingWork(*one) for one in demand])
-    return CycleDemand(
-        began, pending, frozenset(by_machine), frozenset(accepting), busy, nominated, rows, machines, submitted or {}
-    )
+    sizes = {
+        name: (_for_work(node.cpu, node.foreign_cpu), _for_work(node.memory, node.foreign_memory))
+        for name, node in by_machine.items()
+    }
+    known = frozenset(by_machine), frozenset(accepting), busy, nominated
+    return CycleDemand(began, pending, *known, rows, machines, submitted or {}, jobs, sizes)
+
+
+def _for_work(amount: int, foreign: int) -> int:
+    """Return what a node has for work, 0 where that is not known."""
+    return max(1, amount - foreign) if amount else 0
 
 
 def _places(rows: Iterable[Workload], machines: Mapping[str, str]) -> tuple[Mapping[str, int], frozenset[str]]:

@@ -88,6 +88,8 @@ class _Term:
     reports: dict[str, Sequence[MachineObservation]] = field(default_factory=dict)
     """The newest of each machine, which has all that the ones before it had"""
     clock_step: float = 0.0
+    moved_at: float = 0.0
+    """when a machine was emptied last, in Unix seconds; before that, when the term began, as another leader may have"""
     changed_at: float = 0.0
     """when machines were last committed in another state, on a clock that never jumps"""
 
@@ -167,7 +169,7 @@ class DeploymentDriver:
 
     def lead(self, term: int, listening: float) -> None:
         """Begin a term. `listening`: since when its reports and the demand are known."""
-        self._term = _Term(term, listening)
+        self._term = _Term(term, listening, moved_at=listening)
         self._list_due = 0.0
         self.prospects, self._decision = {}, None
 
@@ -176,6 +178,7 @@ class DeploymentDriver:
         if self._term is not None:
             self._term.clock_step += seconds
             self._term.listening += seconds
+            self._term.moved_at += seconds
         self._launched_at += seconds
         self._proved_at += seconds
 
@@ -204,6 +207,7 @@ class DeploymentDriver:
             frozenset(self._in_flight),
             term.clock_step,
             self._boots or {},
+            term.moved_at,
         )
         fresh = None if demand is None or demand.began <= term.changed_at else demand
         result = await asyncio.to_thread(self._step, term.number, seen, fresh, self.deployment, self.deleting)
@@ -216,6 +220,8 @@ class DeploymentDriver:
                 del term.reports[machine]
         self._proved_at = max((one.at for one in seen.lists if one.complete), default=self._proved_at)
         term.clock_step -= seen.clock_step
+        if result.emptied is not None:
+            term.moved_at = seen.now
         self._note(result)
         for call in result.calls:
             self._begin(term, call)
@@ -228,7 +234,7 @@ class DeploymentDriver:
     ) -> StepResult:
         """Read the rows, once, and make the step with what `demand` says of them. Runs in a thread."""
         rows = self._store.read(deployment.name)  # after the lists were taken
-        known = None if demand is None else demand.of(rows.machines)
+        known = None if demand is None else demand.of(rows.machines, moves=deployment.moves is not None)
         reports = (*seen.reports, *_fenced(rows, known))
         seen = replace(seen, now=self._clock(), demand=known, reports=reports)
         leader = StepLeader(term, self._identity.new_id, self._clock)

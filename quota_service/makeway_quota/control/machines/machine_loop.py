@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from ...autoscale.deployment import Deployment
 from ...autoscale.document import read_deployment
-from ...autoscale.machine import MachineObservation
+from ...autoscale.machine import Machine, MachineObservation
 from ...autoscale.prospects import Prospect
 from ...autoscale.provider import JoinData, Provider
 from ...backends.base import NodeStatus
@@ -27,12 +27,15 @@ from ...engine.snapshot import Pool
 from ...quarantine import Quarantine
 from ...store.records import StoredDeployment
 from ...store.store import Store
+from ..change_set import ChangeSet
 from ..replicas.leader import Leader
 from ..restarting_tasks import is_cancelled
 from ..world.clock_steps import ClockSteps
+from ..world.world import World
 from .agent_reports import observations
-from .cycle_demand import CycleDemand
+from .cycle_demand import CycleDemand, known_demand
 from .deployment_driver import DeploymentDriver, DeploymentStatus, MachineIdentity
+from .machine_notices import moving, notices
 from .machine_reasons import MachineReasons
 from .measured_machines import MeasuredMachines
 
@@ -61,13 +64,15 @@ class MachineLoop:
         monotonic: Callable[[], float] = time.monotonic,
         join: Callable[[str], JoinData | None] = lambda machine: None,
         cluster_machines: Callable[[], Mapping[str, str]] = dict,
+        live_machines: Callable[[], Iterable[Machine]] = tuple,
     ) -> None:
         """`join` returns what the instance of a machine is told so that it joins, always the same.
 
-        `cluster_machines`: the machines that are nodes of the cluster, by node.
+        `cluster_machines`: the machines that are nodes of the cluster, by node; `live_machines`: all that are not over,
+        as they were read last.
         """
         self._join = join
-        self._cluster_machines = cluster_machines
+        self._cluster_machines, self._live_machines = cluster_machines, live_machines
         self.quarantine = Quarantine()
         """that of the loop, once it runs"""
         self._store, self._leader, self._make_provider = store, leader, make_provider
@@ -132,6 +137,20 @@ class MachineLoop:
         """Return the machines by node: those that agents joined are named alike."""
         result = {name: name for name, node in nodes.items() if node.backend == BACKEND}
         return {**result, **self._cluster_machines()}
+
+    async def known(self, world: World, demand: Iterable[Demand], began: float, now: float) -> CycleDemand:
+        """Return what a cycle knows at its end, which observed the nodes at `began`."""
+        return await known_demand(world, demand, self.machines_on(world.observed.nodes), began, now)
+
+    def notices(self, demand: CycleDemand, now: float) -> ChangeSet:
+        """Return the notices of jobs whose machines are to go, by what a cycle knows at its end."""
+        machines = list(self._live_machines())
+        if all(row.state != "draining" for row in machines):
+            return ChangeSet()
+        deployments = [driver.deployment for driver in self._drivers.values()]
+        known = {one.name: item for one in deployments if one.moves and (item := demand.of((), moves=True))}
+        moved = moving(deployments, machines, known)
+        return notices(machines, demand.rows, demand.machines, moved, now, self.quarantine)
 
     def planned(self, demand: CycleDemand, term: int | None) -> None:
         """Take what a cycle of a term knows of the work, and make the steps.

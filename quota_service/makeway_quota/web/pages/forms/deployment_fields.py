@@ -51,6 +51,8 @@ class FieldShape:
     kind: Kind
     required: bool
     is_time: bool
+    is_table: bool
+    """whether it is a table of its own, with a line for each of its keys"""
     choices: tuple[str, ...] = ()
 
 
@@ -92,10 +94,15 @@ def shapes(table: type[Table]) -> tuple[FieldShape, ...]:
                 kind,
                 field.is_required(),
                 field.annotation is float and table is DeploymentTable,
+                any(_is_table(one) for one in (field.annotation, *get_args(field.annotation))),
                 choices or (("true", "false") if kind == "choice" else ()),
             )
         )
     return tuple(result)
+
+
+def _is_table(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Table)
 
 
 def _kind(annotation: Any, metadata: Sequence[Any]) -> Kind | None:
@@ -107,7 +114,7 @@ def _kind(annotation: Any, metadata: Sequence[Any]) -> Kind | None:
         return _kind(inner[0], metadata)
     if get_origin(annotation) is Literal or annotation is bool:
         return "choice"
-    if get_origin(annotation) is dict:
+    if get_origin(annotation) is dict or _is_table(annotation):
         return "lines"
     if get_origin(annotation) is tuple:
         return "list" if _kind(inner[0], ()) == "text" else None
@@ -139,7 +146,7 @@ def _read_table(values: Values, prefix: str, table: type[Table], tree: Any) -> b
             return False
     for key, shape in known.items():
         written = _written(shape.kind, tree.get(key))
-        if written is None:
+        if written is None or (shape.is_table and tree.get(key) == {}):  # an empty field would be no table
             return False
         values[prefix + key] = written
     entries = tree.get(inner[0], ()) if inner else ()
@@ -193,7 +200,7 @@ def _table(values: Values, prefix: str, table: type[Table]) -> dict[str, Any]:
     for shape in shapes(table):
         typed = values.get(prefix + shape.key, "")
         if typed.strip():
-            tree[shape.key] = _typed(shape.kind, typed)
+            tree[shape.key] = _typed(shape, typed)
     if table in _INNER:
         key, inner = _INNER[table]
         entries = [_table(values, f"{prefix}{key}.{n}.", inner) for n in numbers(values, f"{prefix}{key}")]
@@ -202,14 +209,16 @@ def _table(values: Values, prefix: str, table: type[Table]) -> dict[str, Any]:
     return tree
 
 
-def _typed(kind: Kind, typed: str) -> Any:
+def _typed(shape: FieldShape, typed: str) -> Any:
+    kind = shape.kind
     if kind == "area":
         return typed
     if kind == "list":
         return [part.strip() for part in typed.split(",") if part.strip()]
     if kind == "lines":
         pairs = [line.partition(":") for line in typed.split("\n") if line.strip()]
-        return _Pairs((key.strip(), value.strip()) for key, _, value in pairs)
+        bare = _Bare if shape.is_table else str
+        return _Pairs((key.strip(), bare(value.strip())) for key, _, value in pairs)
     return typed.strip() if kind == "text" or typed.strip() in NULLS else _Bare(typed.strip())
 
 

@@ -1,0 +1,332 @@
+"""Jobs are moved to other machines, so that the least used one is given back, where that pays and nothing waits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from autoscale.fleet import CLOUD, GPU_TYPE, START, Fleet, gpu_work
+from makeway_quota.autoscale.demand import PlacedWork
+from makeway_quota.autoscale.deployment import MoveRules
+from makeway_quota.backends.base import AttemptStatus, NodeStatus, Observation, Phase
+from makeway_quota.control.machines.cycle_demand import JobFacts, cycle_demand
+from makeway_quota.control.machines.machine_notices import MARGIN, moving, notices
+from makeway_quota.control.reconcile import reconcile
+from makeway_quota.store.records import NewWorkload, Workload
+from makeway_quota.store.rows import initial_record
+from makeway_quota.values import Notice, Place
+
+RULES = MoveRules(every=3600.0, headroom=0, most=2)
+FOUR = replace(GPU_TYPE, gpus=4, zones=("a",), price=3_000_000, idle_timeout=600.0)
+POOL = replace(CLOUD, types=(FOUR,), hour=None, moves=RULES)
+HOUR = 3600.0
+
+
+def job(name: str, machine: str, *devices: int, **fields: Any) -> PlacedWork:
+    made = PlacedWork(name, machine, devices, 1000, 1000, 1024, since=START - 10 * HOUR, movable=True)
+    return made._replace(**fields)
+
+
+def shared(rules: MoveRules | None = RULES, *, most: int = 1) -> Fleet:
+    """Return a fleet with two machines of four GPUs: one job of one GPU on the first, two on the second."""
+    fleet = Fleet(replace(POOL, moves=rules), pending=[gpu_work("a", gpus=4000), gpu_work("b", gpus=4000)])
+    fleet.cycle()
+    fleet.boot()
+    fleet.pending = []
+    first, second = (row.id for row in fleet.rows)
+    fleet.placed = [job("small", first, 0), job("one", second, 0), job("two", second, 1)]
+    fleet.busy = {first: 1, second: 2}
+    fleet.moved_at = START - 2 * HOUR
+    fleet.cycle()
+    return fleet
+
+
+def moved(fleet: Fleet) -> list[str]:
+    """Return the machines that are being emptied."""
+    return [row.id for row in fleet.rows if row.drain == "move"]
+
+
+def again(fleet: Fleet, **fields: Any) -> list[str]:
+    """Return what is emptied of a fleet as it was before, with other jobs, or at another time."""
+    for row in fleet.rows:
+        fleet.store.rows[row.id] = row.with_fields(state="ready", drain=None, reason="ready")
+    for name, value in fields.items():
+        setattr(fleet, name, value)
+    fleet.hear()
+    fleet.cycle()
+    return moved(fleet)
+
+
+def test_the_least_used_machine_is_emptied_if_its_jobs_fit_elsewhere() -> None:
+    fleet = shared()
+    assert moved(fleet) == [fleet.rows[0].id]
+    assert fleet.rows[0].state == "draining"
+    assert fleet.rows[0].deadline is None
+
+
+def test_nothing_moves_without_the_rule() -> None:
+    assert moved(shared(None)) == []
+
+
+def test_nothing_moves_again_before_its_time_nor_by_a_leader_that_does_not_know_of_the_last_move() -> None:
+    fleet = shared()
+    assert again(fleet, moved_at=fleet.now - HOUR + 1) == []
+    assert again(fleet, moved_at=None) == []
+    assert again(fleet, moved_at=fleet.now + 50) == [], "the clock was set back"
+    assert again(fleet, moved_at=fleet.now - HOUR) == [fleet.rows[0].id]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"movable": False},
+        {"since": START - HOUR + 100},
+        {"noticed": True},
+    ],
+    ids=["a session, a gang, or work that is not preemptible", "a young job", "a job that makes way"],
+)
+def test_some_jobs_never_move(change: dict[str, Any]) -> None:
+    fleet = shared()
+    placed = [fleet.placed[0]._replace(**change), *[one._replace(movable=False) for one in fleet.placed[1:]]]
+    assert again(fleet, placed=placed) == []
+
+
+def test_no_more_jobs_move_at_once_than_allowed() -> None:
+    fleet = shared()
+    first, second = (row.id for row in fleet.rows)
+    three = [job(f"s{n}", first, 0, milli=100) for n in range(3)]
+    large = [job("x", second, 0), job("y", second, 1)]
+    assert again(fleet, placed=[*three, *large]) == [second], "the one with two jobs, though it is used more"
+    fleet.deployment = replace(POOL, moves=replace(RULES, most=1))
+    assert again(fleet) == []
+
+
+def test_headroom_stays_free_on_the_machines_that_work() -> None:
+    fleet = shared()
+    for headroom, expected in ((1, 1), (2, 0)):
+        fleet.deployment = replace(POOL, moves=replace(RULES, headroom=headroom))
+        assert len(again(fleet)) == expected, f"one GPU is left with the jobs on one machine, {headroom} are wanted"
+
+
+def test_nothing_moves_while_work_waits_or_a_machine_boots() -> None:
+    fleet = shared()
+    assert again(fleet, pending=[gpu_work("wide", gpus=9000)]) == []
+    fleet.pending = []
+    fleet.store.rows["m-9"] = replace(fleet.rows[0], id="m-9", state="booting", instance="i-9")
+    fleet.nominated = frozenset({"m-9"})
+    assert again(fleet) != []  # `again` made it ready
+    fleet.store.rows["m-9"] = replace(fleet.store.rows["m-9"], state="booting", drain=None)
+    fleet.store.rows[fleet.rows[0].id] = fleet.rows[0].with_fields(state="ready", drain=None)
+    fleet.cycle()
+    assert moved(fleet) == []
+
+
+def test_jobs_are_not_moved_onto_a_machine_without_work_or_of_another_model_or_that_is_too_small() -> None:
+    fleet = shared()
+    first, second = (row.id for row in fleet.rows)
+    assert again(fleet, placed=[fleet.placed[0]], busy={first: 1}) == [], "an idle machine ends by itself"
+    full = [job(f"full-{n}", second, n) for n in range(4)]
+    assert again(fleet, placed=[job("small", first, 0), *full], busy={first: 1, second: 4}) == []
+    much = job("small", first, 0, memory=FOUR.memory - 1000)
+    assert again(fleet, placed=[much, job("one", second, 0)]) == []
+    other = replace(FOUR, name="other", model="B")
+    fleet.deployment = replace(POOL, types=(replace(FOUR, model="A"), other))
+    fleet.store.rows[second] = fleet.store.rows[second].with_fields(type="other")
+    assert again(fleet, placed=[job("small", first, 0), job("one", second, 0)]) == []
+
+
+def test_a_move_has_to_pay() -> None:
+    fleet = shared()
+    short = fleet.placed[0]._replace(remaining=0.0, lost=0.0, milli=1000)
+    third = [job("one", fleet.rows[1].id, 0)]
+    assert again(fleet, placed=[short, *third]) != [], "the machine would idle for ten minutes yet"
+    dear = short._replace(lost=4 * 600.0)
+    assert again(fleet, placed=[dear, *[one._replace(lost=9e9) for one in third]]) == []
+    assert again(fleet, placed=[dear._replace(remaining=600.0), *[one._replace(lost=9e9) for one in third]]) != []
+
+
+def test_an_unknown_size_holds_no_job_without_gpus() -> None:
+    fleet = shared()
+    fleet.deployment = replace(POOL, types=(replace(FOUR, cpu=0),))
+    first, second = (row.id for row in fleet.rows)
+    jobs = [job("small", first, milli=0), job("one", second, milli=0)]
+    assert again(fleet, placed=jobs) == []
+    fleet.sizes = {first: (8000, 65_536), second: (8000, 65_536)}
+    assert again(fleet) == [first]
+
+
+def test_demand_that_comes_back_before_the_notices_ends_the_drain() -> None:
+    """A job was submitted between the decision and the drain."""
+    fleet = shared()
+    machine = fleet.rows[0].id
+    fleet.now += 2
+    fleet.pending = [gpu_work("new", gpus=3000)]
+    fleet.cycle()
+    assert fleet.store.rows[machine].state == "ready"
+    assert fleet.provider.launches == 2, "and nothing is launched for it"
+
+
+def test_a_drain_ends_where_the_jobs_do_not_fit_elsewhere_any_more() -> None:
+    fleet = shared()
+    machine, other = fleet.rows[0].id, fleet.rows[1].id
+    fleet.now += 2
+    fleet.placed = [fleet.placed[0], *[job(f"new-{n}", other, n) for n in range(4)]]
+    fleet.cycle()
+    assert fleet.store.rows[machine].state == "ready"
+
+
+def test_after_the_notices_the_drain_goes_on_and_the_machine_is_ended_when_all_have_left() -> None:
+    fleet = shared()
+    machine = fleet.rows[0].id
+    fleet.placed = [fleet.placed[0]._replace(noticed=True, movable=False), *fleet.placed[1:]]
+    fleet.pending = [gpu_work("new", gpus=4000)]
+    fleet.run(30)
+    assert fleet.store.rows[machine].state == "draining", "its job has saved, and goes on elsewhere"
+    fleet.pending = []
+    fleet.placed, fleet.busy = fleet.placed[1:], {fleet.rows[1].id: 3}
+    fleet.run(60)
+    assert machine not in fleet.store.rows or fleet.store.rows[machine].state == "terminating"
+
+
+def test_a_machine_that_has_jobs_yet_is_not_ended_by_an_old_report() -> None:
+    fleet = shared()
+    machine = fleet.rows[0]
+    fleet.placed = [fleet.placed[0]._replace(noticed=True, movable=False), *fleet.placed[1:]]
+    fleet.run(60)
+    fleet.report(machine.id, "heard", at=fleet.now - 20, boot=machine.boot or "", attempts=0)
+    fleet.busy, fleet.placed = {fleet.rows[1].id: 2}, fleet.placed[1:]
+    fleet.cycle()
+    assert fleet.store.rows[machine.id].state == "draining", "the report is from before its last use"
+
+
+def test_two_machines_are_never_emptied_at_once() -> None:
+    fleet = shared()
+    first = moved(fleet)
+    fleet.moved_at = START - 2 * HOUR
+    fleet.now += 2
+    fleet.cycle()
+    assert moved(fleet) == first
+
+
+# ── The notices ─────────────────────────────────────────────────────────────
+
+
+def running(name: str = "train", node: str = "m-0001", **fields: Any) -> Workload:
+    made = initial_record(NewWorkload(name, "job", "rnd", "gpu1", "ana", gpus=1000, cpu=1000, memory=1024), 0.0)
+    place = Place(node, (0,), (1000,))
+    values: dict[str, Any] = {"state": "running", "attempt": 1, "placement": (place,), "grace": 60.0}
+    return made._replace(**values | {"started_at": START - 10 * HOUR, "checkpoint_at": START - 60.0} | fields)
+
+
+def told(fleet: Fleet, *rows: Workload) -> dict[str, Notice]:
+    """Return the notices of a cycle that sees the rows."""
+    names = {row.id: row.id for row in fleet.rows}
+    nodes = {row.id: NodeStatus(row.id, row.pool, (0, 1, 2, 3)) for row in fleet.rows}
+    facts = JobFacts(fleet.now, lambda row, now: None)
+    known = cycle_demand(0.0, [], nodes, rows, names, {}, facts)
+    demand = known.of((), moves=True)
+    assert demand is not None
+    which = moving([fleet.deployment], fleet.rows, {"cloud": demand})
+    change_set = notices(fleet.rows, rows, names, which, fleet.now)
+    return {change.workload: change.fields["notice"] for change in change_set.changes}  # type: ignore[misc]
+
+
+def test_a_job_of_a_machine_that_is_emptied_is_told_so_and_keeps_its_whole_grace() -> None:
+    fleet = shared()
+    first, second = (row.id for row in fleet.rows)
+    result = told(fleet, running("small", first), running("one", second))
+    assert set(result) == {"small"}
+    assert result["small"].reason == "It is moved to another machine so that this one can be given back."
+    assert result["small"].deadline == fleet.now + 60
+    assert result["small"].kind == "give_back"
+
+
+def test_no_notice_is_given_where_the_jobs_cannot_move_any_more() -> None:
+    fleet = shared()
+    first, second = (row.id for row in fleet.rows)
+    session = running("note", first, kind="session")
+    assert told(fleet, running("small", first), session, running("one", second)) == {}
+    starting = running("new", first, state="starting")
+    assert told(fleet, running("small", first), starting, running("one", second)) == {}
+    never_saved = running("small", first, checkpoint_at=None)
+    assert told(fleet, never_saved, running("one", second)) == {}, "it would begin anew, again and again"
+    before = running("small", first, checkpoint_at=START - 11 * HOUR)
+    assert told(fleet, before, running("one", second)) == {}, "it was moved before, and has saved nothing since"
+
+
+def test_a_leader_that_was_killed_between_drain_and_notice_leaves_it_to_the_next_one() -> None:
+    fleet = shared()
+    fleet.change_leader()
+    fleet.moved_at = fleet.now
+    fleet.cycle()
+    assert moved(fleet), "the drain is in its row"
+    assert set(told(fleet, running("small", fleet.rows[0].id), running("one", fleet.rows[1].id))) == {"small"}
+
+
+def test_a_notice_is_given_once() -> None:
+    fleet = shared()
+    first, second = (row.id for row in fleet.rows)
+    given = told(fleet, running("small", first), running("one", second))["small"]
+    fleet.now += 5
+    assert told(fleet, running("small", first, notice=given, state="checkpointing"), running("one", second)) == {}
+
+
+def test_a_spot_notice_during_a_move_ends_the_time_to_save_earlier() -> None:
+    fleet = shared()
+    machine, second = fleet.rows[0].id, fleet.rows[1].id
+    given = told(fleet, running("small", machine), running("one", second))["small"]
+    fleet.report(machine, "spot_notice", deadline=fleet.now + 30)
+    fleet.placed = [fleet.placed[0]._replace(noticed=True, movable=False), *fleet.placed[1:]]
+    fleet.cycle()
+    assert fleet.store.rows[machine].drain == "spot"
+    hurried = told(fleet, running("small", machine, notice=given, state="checkpointing"), running("one", second))
+    assert hurried["small"].deadline == fleet.now + 30 - MARGIN
+    assert hurried["small"].reason == given.reason
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        ("pause", "Its machine is ended, as its deployment is paused or being deleted."),
+        ("budget", "Its machine is ended, as the budget of the month is used up."),
+        ("spot", "The provider takes back its machine."),
+    ],
+)
+def test_work_on_a_machine_with_a_deadline_gets_its_notice_before_it(cause: Any, words: str) -> None:
+    fleet = shared(None)
+    machine = fleet.rows[0].id
+    fleet.report(machine, "drain", drain=cause, deadline=fleet.now + 300)
+    fleet.cycle()
+    long = told(fleet, running("small", machine, grace=900.0))["small"]
+    assert (long.reason, long.deadline, long.kind) == (words, fleet.now + 300 - MARGIN, "machine_ends")
+    assert told(fleet, running("small", machine, grace=20.0))["small"].deadline == fleet.now + 20
+
+
+def test_an_idle_drain_gives_no_notice() -> None:
+    fleet = shared(None)
+    fleet.report(fleet.rows[0].id, "drain", drain="age")
+    fleet.cycle()
+    assert told(fleet, running("small", fleet.rows[0].id)) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome", "words"),
+    [
+        ("give_back", "moved", "“train” of ana was moved to another machine so that its machine can be given back; "),
+        ("machine_ends", "preempted", "“train” of ana left its machine as its machine is ended; "),
+    ],
+)
+def test_a_job_that_left_its_machine_waits_again_with_a_plain_reason(kind: Any, outcome: str, words: str) -> None:
+    notice = Notice("", START, START + 60, kind)
+    row = running(notice=notice, state="checkpointing", checkpoint_step=12)
+    end = AttemptStatus(
+        "train", 1, Phase.EXITED, ended_at=START + 5, exit_code=75, acknowledged=True, notice_received=True,
+        checkpoint_at=START + 4, step=12,
+    )  # fmt: skip
+    seen = Observation((), (end,))
+    (change,) = reconcile({"train": row}, seen, now=START + 5, max_infra_failures=3).changes
+    assert change.fields["state"] == "pending"
+    assert str(change.fields["reason_message"]).startswith(words + "saved at step 12.")
+    assert change.close_attempt is not None
+    assert change.close_attempt["outcome"] == outcome
