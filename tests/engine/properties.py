@@ -35,6 +35,7 @@ def check(world: World, engine: Engine, shuffle: Random) -> Plan:
     every_wait_has_a_code(plan)
     every_start_over_quota_may_borrow(facts, plan)
     victims_are_legal(facts, plan)
+    nothing_makes_way_for_work_with_patience(facts, plan)
     the_order_of_the_input_does_not_matter(before, plan, engine, shuffle)
     after = future(before, plan)
     nothing_is_exceeded(facts, plan, after)
@@ -97,6 +98,17 @@ def victims_are_legal(facts: Facts, plan: Plan) -> None:
             minimum = facts.least(facts.live[move.id])
             assert minimum <= len(move.to) <= len(move.source), "a gang that moves keeps its least number of workers"
     every_victim_was_above_its_reservation(facts, plan)
+
+
+def nothing_makes_way_for_work_with_patience(facts: Facts, plan: Plan) -> None:
+    """Check I5 for work that waits for free GPUs, or for a machine that boots, before others are evicted for it."""
+    for change in (*plan.evict, *plan.move):
+        assert not is_patient(facts, facts.live[change.preemptor]), f"I5: {change} before its `reclaim_after` is over"
+
+
+def is_patient(facts: Facts, w: Workload) -> bool:
+    """Whether a workload still waits for free GPUs before anything is evicted for it (rule 5.8)."""
+    return facts.snapshot.now - w.submitted_at < facts.profile(w).patience(w.kind)
 
 
 def every_victim_was_above_its_reservation(facts: Facts, plan: Plan) -> None:
@@ -292,8 +304,7 @@ def in_quota_waits_only_without_legal_victims(facts: Facts, plan: Plan, after: S
     candidates = State(facts, after.held | fixed)
     for waiting in plan.pending:
         w = facts.live[waiting.id]
-        patient = facts.snapshot.now - w.submitted_at < facts.profile(w).patience(w.kind)
-        if waiting.nomination or patient or not facts.request(w) or not facts.may_start(w):
+        if waiting.nomination or is_patient(facts, w) or not facts.request(w) or not facts.may_start(w):
             continue
         for pool in facts.pools_of(w):
             if in_quota(facts, plan, after, w, pool):

@@ -8,7 +8,9 @@ from random import Random
 
 import pytest
 from engine.engines import ENGINES, differences
+from engine.facts import Facts
 from engine.mixed_worlds import contended_world, in_two_pools
+from engine.properties import is_patient, nothing_makes_way_for_work_with_patience
 from engine.test_reference import world_of
 from makeway_quota.engine import Placed, Waiting, reference, schedule
 from makeway_quota.engine.what_if import WhatIf
@@ -190,3 +192,16 @@ def test_both_engines_find_the_same_waits(part: int) -> None:
                     assert waiting.not_before is not None
                     assert waiting.not_before > snapshot.now, f"{seed}: the wait of {waiting} is over"
     assert {"protected", "patience"} <= codes
+
+
+@pytest.mark.covers("F82")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nothing_makes_way_for_work_with_patience_in_random_worlds(engine: str) -> None:
+    evicted = 0
+    for seed in range(200, 230):
+        for world in (contended_world(Random(seed)), in_two_pools(contended_world(Random(seed)), Random(seed))):
+            with_deferrals(world, Random(seed + 1))
+            facts, plan = Facts(world.snapshot()), ENGINES[engine](world.snapshot())
+            nothing_makes_way_for_work_with_patience(facts, plan)
+            evicted += bool(plan.evict or plan.move) and any(is_patient(facts, facts.live[w.id]) for w in plan.pending)
+    assert evicted > 5

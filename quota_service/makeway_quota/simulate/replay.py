@@ -93,6 +93,8 @@ class Replay:
         self.now = 0.0
         self._alike: dict[tuple[str, int, float | None], Workload] = {}
         self._until: list[tuple[float, str]] = []
+        self._patient: list[tuple[float, str]] = []
+        """when others may first be evicted for each job that waits that long (`reclaim_after`)"""
         self.accounting = Accounting(lambda: self.now)
         self._demand: tuple[Demand, ...] = ()
         self._progress_at = 0.0
@@ -113,6 +115,7 @@ class Replay:
             self._step_machines()  # with what runs until now, so that machines were needed until now
             self._report(self.backend.over(moment))
             self._withdraw()
+            self._end_patience()
             while at < len(waiting) and waiting[at].submit <= moment:
                 self._submit(waiting[at])
                 at += 1
@@ -139,9 +142,8 @@ class Replay:
         )
 
     def _next(self, arrival: float | None) -> float | None:
-        times = [
-            t for t in (arrival, self.backend.next_at(), self._until[0][0] if self._until else None) if t is not None
-        ]
+        heaps = (self._until, self._patient)
+        times = [t for t in (arrival, self.backend.next_at(), *(heap[0][0] for heap in heaps if heap)) if t is not None]
         if self.machines is not None and (step := self._next_step(self.machines, bool(times))) is not None:
             times.append(step)
         if not times:
@@ -201,6 +203,18 @@ class Replay:
         self.changed = True
         if arrival.until is not None:
             heapq.heappush(self._until, (arrival.until, arrival.id))
+        if patience := self.profiles[row.profile].patience("job") if row.profile in self.profiles else 0.0:
+            heapq.heappush(self._patient, (arrival.submit + patience, arrival.id))
+
+    def _end_patience(self) -> None:
+        """Decide anew where others may be evicted from now on for jobs that still wait; forget those that do not."""
+        while self._patient and (self._patient[0][0] <= self.now or not self._waits(self._patient[0][1])):
+            _, id = heapq.heappop(self._patient)
+            self.changed = self.changed or self._waits(id)
+
+    def _waits(self, id: str) -> bool:
+        row = self.store.rows.get(id)
+        return row is not None and row.state == "pending"
 
     def _like(self, arrival: Arrival) -> Workload:
         """Return the workload that all jobs with the same request begin as; made once."""
