@@ -104,6 +104,26 @@ def test_no_module_asks_which_backend_it_has(root: Path) -> None:
     assert not asks
 
 
+WAY_OF_A_JOB = ("Submission", "JobRequest", "NewWorkload", "Workload", "StartOrder", "WorkerStart")
+"""From `%%train` to the launcher: in the notebook, on the wire, to be stored, stored, for a backend, for a machine"""
+BESIDE_THE_WAY = {"Job", "DryRun", "CloneOverrides"}
+"""Answers about a job, and the edits that make a `JobRequest` of an earlier job"""
+
+
+def test_a_job_passes_at_most_six_shapes_from_the_cell_to_its_process(root: Path) -> None:
+    """A shape is a class that carries what the job runs: its `command`."""
+    shapes = []
+    for folder in ("widgets/makeway", "quota_service"):
+        for file in sorted((root / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    fields = [line.target for line in node.body if isinstance(line, ast.AnnAssign)]
+                    if any(isinstance(field, ast.Name) and field.id == "command" for field in fields):
+                        shapes.append(node.name)
+    assert sorted(shapes) == sorted({*WAY_OF_A_JOB, *BESIDE_THE_WAY})
+    assert len(WAY_OF_A_JOB) <= 6
+
+
 SERVICE = "makeway_quota"
 MAX_MODULES = 16
 """Of one folder: more than a reader keeps in view"""
