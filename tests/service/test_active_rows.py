@@ -38,7 +38,7 @@ async def test_rows_of_teams_and_owners_follow_every_change() -> None:
             rows[id] = new
         teams, owner = random.sample(TEAMS, random.randint(0, 2)), random.choice(["", *OWNERS])
         expected = {r.id: r for r in rows.values() if (r.team or "") in teams or (owner and r.owner == owner)}
-        result = active.of(teams, owner)
+        result = active.of_teams_or_owner(teams, owner)
         assert {r.id: r for r in result} == expected
         assert len(result) == len(expected)
 
@@ -52,7 +52,7 @@ async def test_an_older_version_changes_no_group() -> None:
     await active.read(read)
     active.committed([row("j-1", "ops", "bo", 4)])
     active.follow()
-    assert [r.team for r in active.of(["rnd", "ops"], "")] == ["rnd"]
+    assert [r.team for r in active.of_teams_or_owner(["rnd", "ops"], "")] == ["rnd"]
 
 
 async def test_rows_as_of_a_moment_stay_as_they_were() -> None:

@@ -14,7 +14,7 @@ from makeway_api.models.money import costs, gpu_hours, kind, spent
 from makeway_api.quantities import count, listed
 from makeway_api.tables import Column, plain, text_table
 
-from .command_io import add_json_option, document, print_changes, print_issues, print_json
+from .command_io import add_json_option, print_changes, print_issues, print_json, read_document
 from .connection import client
 from .credential_commands import add_credentials
 from .problems import Refused
@@ -172,7 +172,7 @@ def _costs(deployment: Deployment) -> list[str]:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    check = client().deployment_validate(document(args.file))
+    check = client().deployment_validate(read_document(args.file))
     print_issues(args.file, check)
     if check.ok:
         print(f"{args.file} is valid. " + ("It would change:" if check.changes else "It changes nothing."))
@@ -181,7 +181,7 @@ def _validate(args: argparse.Namespace) -> int:
 
 
 def _apply(args: argparse.Namespace) -> int:
-    text = document(args.file)
+    text = read_document(args.file)
     check = client().deployment_validate(text)
     print_issues(args.file, check)
     if not check.ok:

@@ -15,7 +15,7 @@ from makeway_api.tables import Column, text_table
 
 from . import autoscaler_commands, options, preemption, quota, submission, teams, training
 from .blocks import text_of
-from .command_io import add_json_option, document, print_changes, print_issues, print_json
+from .command_io import add_json_option, print_changes, print_issues, print_json, read_document
 from .connection import client, explain
 from .problems import Interrupted, JobError, Refused
 from .submission import DryRunResult, Submission
@@ -330,7 +330,7 @@ def _policy_history(_: argparse.Namespace) -> int:
 
 
 def _policy_validate(args: argparse.Namespace) -> int:
-    check: PolicyCheck = client().policy_validate(document(args.file))
+    check: PolicyCheck = client().policy_validate(read_document(args.file))
     print_issues(args.file, check)
     if check.ok:
         print(f"{args.file} is valid. " + ("It would change:" if check.changes else "It changes nothing."))
@@ -339,7 +339,7 @@ def _policy_validate(args: argparse.Namespace) -> int:
 
 
 def _policy_preview(args: argparse.Namespace) -> int:
-    text = document(args.file)
+    text = read_document(args.file)
     changes = client().policy_validate(text).changes
     preview: Preview = client().policy_preview(text)
     print("It would change:" if changes else "It changes nothing.")
@@ -357,7 +357,7 @@ def _effect(effect: WorkloadEffect) -> str:
 
 
 def _policy_apply(args: argparse.Namespace) -> int:
-    version = client().policy_apply(document(args.file), args.comment, args.base)
+    version = client().policy_apply(read_document(args.file), args.comment, args.base)
     print(f"Version {version.version} of the policy is in force.")
     return 0
 

@@ -25,11 +25,11 @@ def print_json(answers: Sequence[Any], *, single: bool = False) -> None:
     print(json.dumps(data[0] if single else data, indent=2))
 
 
-def document(file: str) -> str:
+def read_document(file: str) -> str:
     """Return the text of a file, or of standard input for `-`, with its line ends as they are."""
     try:
-        whole = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        return whole.decode("utf-8")
+        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise Refused(f"{file} cannot be read: {reason}.") from None

@@ -1,4 +1,4 @@
-"""Hold back launches that failed: for one type, zone and market, by the class of the failure.
+"""Back off from launches that failed: for one type, zone and market, by the class of the failure.
 
 After a stock-out the next zone, market or type is tried in the same cycle; the first is tried again when its back-off
 ends. Nothing here counts as a failure of a user's job.
@@ -84,9 +84,9 @@ class LaunchBackoff:
 def failed(
     known: Iterable[LaunchBackoff], type_name: str, zone: str, market: Market, failure: FailureClass, now: float
 ) -> LaunchBackoff:
-    """Return the back-off after one more failure. Failures while it is active are of the same time and count once."""
+    """Return the back-off after one more failure. Failures while it is active count as one."""
     key = _key(type_name, zone, market, failure)
-    before = next((one for one in known if one.key == key and not one.forgotten(now)), None)
+    before = next((backoff for backoff in known if backoff.key == key and not backoff.forgotten(now)), None)
     if before is not None and before.active(now):
         return before
     failures = 1 if before is None else before.failures + 1
@@ -102,11 +102,11 @@ def _key(type_name: str, zone: str, market: str, failure: FailureClass) -> tuple
 def held_back(
     known: Iterable[LaunchBackoff], type_name: str, zone: str, market: Market, now: float
 ) -> LaunchBackoff | None:
-    """Return the back-off that holds back a launch for max_seconds, None if there is none."""
-    active = [one for one in known if one.active(now) and one.covers(type_name, zone, market)]
-    return max(active, key=lambda one: (one.until, one.key), default=None)
+    """Return the back-off that holds back a launch for longest, None if there is none."""
+    active = [backoff for backoff in known if backoff.active(now) and backoff.covers(type_name, zone, market)]
+    return max(active, key=lambda backoff: (backoff.until, backoff.key), default=None)
 
 
 def kept(known: Iterable[LaunchBackoff], now: float) -> list[LaunchBackoff]:
     """Return the back-offs that still count; the others can be removed."""
-    return [one for one in known if not one.forgotten(now)]
+    return [backoff for backoff in known if not backoff.forgotten(now)]

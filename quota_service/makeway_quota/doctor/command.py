@@ -58,7 +58,7 @@ async def diagnose(settings: ServiceSettings, *, hub: bool = False, seconds: flo
     try:
         document, findings = await in_thread(_policy, settings)
         cluster = ClusterAccess(client, settings.kubernetes, document, time.time, hub)
-        checks = [*general, *address_checks(settings, hub=hub), Check("policy", partial(_given, findings))]
+        checks = [*general, *address_checks(settings, hub=hub), Check("policy", partial(_as_check_result, findings))]
         return await examine(cluster, checks, seconds)
     finally:
         await client.close()
@@ -71,13 +71,13 @@ async def examine(cluster: ClusterAccess, more: Sequence[Check], seconds: float 
             await cluster.client.get("/version")
     except (ApiUnreachable, ApiStatusError, TimeoutError) as error:
         why = str(error) or "no answer"
-        unreached = Finding(
+        no_answer = Finding(
             "error",
             f"{why[:1].upper()}{why[1:].rstrip('.')}.",
             cluster.client.connection.server,
             "Check the address and the credentials, and that the network policy lets this pod reach its port.",
         )
-        return await find_all([Check("api", partial(_given, [unreached])), *more], seconds)
+        return await find_all([Check("api", partial(_as_check_result, [no_answer])), *more], seconds)
     return [*await find_all([*cluster_checks(cluster), *more], seconds), *_unread(cluster)]
 
 
@@ -112,7 +112,7 @@ def cluster_checks(cluster: ClusterAccess) -> list[Check]:
 
 
 def address_checks(settings: ServiceSettings, *, hub: bool = False) -> list[Check]:
-    """Return the checks of the ways to other parts of the portal."""
+    """Return the checks that other parts of the portal can be reached."""
     result: list[Check] = []
     address = settings.kubernetes.worker_url
     with suppress(ValueError):
@@ -146,14 +146,14 @@ def as_text(findings: Sequence[Finding]) -> str:
             f"  do:    {finding.remedy}",
         ]
     severities = [finding.severity for finding in findings]
-    numbers = [count(severities.count(one), one) for one in SEVERITIES if one != "note" or one in severities]
+    numbers = [count(severities.count(name), name) for name in SEVERITIES if name != "note" or name in severities]
     return "\n".join([*lines, "", f"{', '.join(numbers)}."])
 
 
 def as_json(findings: Sequence[Finding]) -> str:
     """Return the findings for programs."""
     keys = ("severity", "what", "where", "remedy", "check")
-    return json.dumps({"findings": [{key: getattr(one, key) for key in keys} for one in findings]}, indent=2)
+    return json.dumps({"findings": [{key: getattr(finding, key) for key in keys} for finding in findings]}, indent=2)
 
 
 def _policy(settings: ServiceSettings) -> tuple[Document | None, list[Finding]]:
@@ -177,5 +177,5 @@ def _list(function: object, *args: object) -> list[Finding]:
     return list(function(*args))  # type: ignore[operator]
 
 
-async def _given(findings: Iterable[Finding]) -> Iterable[Finding]:
+async def _as_check_result(findings: Iterable[Finding]) -> Iterable[Finding]:
     return findings

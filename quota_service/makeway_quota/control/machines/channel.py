@@ -172,7 +172,7 @@ class MachineChannel:
         version, now = self.version, self._clock()
         if self._placed[0] != version:
             self._placed = version, self.placements.placed(now)
-            times = [unwanted_at(row, now) for row in self.placements.noticed()]
+            times = [unwanted_at(row, now) for row in self.placements.with_notice()]
             self._due_at = min((at for at in times if at is not None), default=None)
         return self._placed[1]
 

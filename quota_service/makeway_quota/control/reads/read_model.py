@@ -22,7 +22,7 @@ from ...policy import Document
 from ...store.records import Workload
 from ...store.store import Store
 from ...values import ordinal
-from ..world.active_rows import newer
+from ..world.active_rows import is_newer
 from ..world.pool_assignment import PoolAssignment
 from ..world.world import World
 from .cycle_gate import CycleGate
@@ -272,7 +272,7 @@ class ReadModels:
         """Replace what is known of a workload, unless that is newer."""
         before = self._rows.get(row.id)
         if before is not None:
-            if not newer(row, before):
+            if not is_newer(row, before):
                 return
             self._forget(before)
         if not row.live:

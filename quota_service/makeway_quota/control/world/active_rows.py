@@ -58,7 +58,7 @@ class ActiveRows:
         self._as_of: RowsAsOf | None = None
 
     def committed(self, changed: Sequence[Workload]) -> None:
-        """Take what a commit changed, in the thread that wrote."""
+        """Queue what a commit changed, in the thread that wrote; `follow` applies it."""
         self._committed.append(changed)
 
     async def read(self, read: Callable[[], Awaitable[Iterable[Workload]]]) -> bool:
@@ -95,15 +95,15 @@ class ActiveRows:
 
     def follow(self) -> list[tuple[Workload | None, Workload]]:
         """Apply what was committed since; return each row before and after."""
-        taken: list[tuple[Workload | None, Workload]] = []
+        applied: list[tuple[Workload | None, Workload]] = []
         result = self.rows
         if result is None or not self._committed:
-            return taken
+            return applied
         self._copy = None
         while self._committed:
             for row in self._committed.popleft():
                 known = result.get(row.id)
-                if known is not None and not newer(row, known):
+                if known is not None and not is_newer(row, known):
                     continue
                 if row.live:
                     result[row.id] = row
@@ -112,14 +112,14 @@ class ActiveRows:
                 self._index(known, row)
                 if self._as_of is not None:
                     self._as_of.before.setdefault(row.id, known)
-                taken.append((known, row))
-        return taken
+                applied.append((known, row))
+        return applied
 
-    def on(self, nodes: Iterable[str]) -> set[str]:
+    def placed_on(self, nodes: Iterable[str]) -> set[str]:
         """Return the ids of the workloads that are placed on any of the nodes."""
         return set().union(*(self.on_node.get(node, ()) for node in nodes))
 
-    def of(self, teams: Iterable[str], owner: str) -> list[Workload]:
+    def of_teams_or_owner(self, teams: Iterable[str], owner: str) -> list[Workload]:
         """Return the rows of some teams, then those of `owner` in other teams ("" adds none); in no order."""
         shown = set(teams)
         result = [row for team in shown for row in self._by_team.get(team, {}).values()]
@@ -149,7 +149,7 @@ class ActiveRows:
                 self.on_node.setdefault(place.node, set()).add(row.id)
 
 
-def newer(row: Workload, known: Workload) -> bool:
+def is_newer(row: Workload, known: Workload) -> bool:
     """Whether a row is newer than what is known of it, or was read again after it could not be read as a whole."""
     return row.version > known.version or (row.version == known.version and row is not known and row != known)
 
@@ -165,8 +165,8 @@ def is_urgent(row: Workload) -> bool:
     return row.state in ADMITTED and (row.state != "running" or ending)
 
 
-def _put(index: dict[str, Workload], row: Workload, there: bool) -> None:
-    if there:
+def _put(index: dict[str, Workload], row: Workload, belongs: bool) -> None:
+    if belongs:
         index[row.id] = row
     else:
         index.pop(row.id, None)

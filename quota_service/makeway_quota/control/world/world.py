@@ -175,7 +175,7 @@ class World:
         self._view.stale_hosts |= names
         moved = [name for name in names if before.pools_of(name) != self.assignment.pools_of(name)]
         rows = self._active.rows or {}
-        self._follow_use({id: rows[id] for id in sorted(self._active.on(moved))})
+        self._follow_use({id: rows[id] for id in sorted(self._active.placed_on(moved))})
 
     def _divisible(self) -> tuple[NodeStatus, ...]:
         """Return the nodes without those that cannot be divided among pools at the moment."""
@@ -315,7 +315,9 @@ class World:
     async def rows_of(self, teams: Sequence[str] | None, owner: str) -> list[Workload]:
         """Return those of `rows` that belong to some teams (None: all) or to `owner` ("": no one), in no order."""
         await self._follow()
-        return list((self._active.rows or {}).values()) if teams is None else self._active.of(teams, owner)
+        return (
+            list((self._active.rows or {}).values()) if teams is None else self._active.of_teams_or_owner(teams, owner)
+        )
 
     async def owners(self) -> set[str]:
         """Return the names that workloads which have not ended are filed under."""
@@ -363,7 +365,7 @@ class World:
         ]:
             self._take(known, row)
         for name in self.people.take_changed():
-            self._view.stale.update(row.id for row in self._active.of((), name))
+            self._view.stale.update(row.id for row in self._active.of_teams_or_owner((), name))
         self._follow_use({row.id: row for _, row in taken})
         places = [place for pair in taken for row in pair if row for place in row.placement]
         self._show({place.node for place in places if self._has_pods(place.node)})
@@ -374,7 +376,7 @@ class World:
         try:
             self._pods.note(known, row)
             if known is not None and not row.live and self.durations.learn(row):
-                team = self._active.of((row.team or "",), "")
+                team = self._active.of_teams_or_owner((row.team or "",), "")
                 self._view.stale.update(w.id for w in team if w.profile == row.profile)
         except Exception as error:
             self.quarantine.failed(TAKING, "workload", row.id, error)

@@ -159,7 +159,7 @@ class AgentService:
                     orders, until = self._orders(machine)
                     if orders.revision != known or remaining <= 0:
                         return orders
-                await follower.heard(remaining if until is None else min(remaining, max(0.05, until)))
+                await follower.wait_for_change(remaining if until is None else min(remaining, max(0.05, until)))
 
     # -- inside
 

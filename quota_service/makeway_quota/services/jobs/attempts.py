@@ -38,11 +38,11 @@ HEARTBEAT = 10.0
 """Seconds between two reports of a worker, where there are few."""
 REPORTS_A_SECOND = 200
 """Reports of unchanged workers that all together are to send: where there are thousands, each sends fewer"""
-SLOWEST_HEARTBEAT = 60.0
+MAX_HEARTBEAT = 60.0
 """Seconds between two reports of a worker, at most; its requests for orders show, too, that it lives"""
-PIECES_A_SECOND = 300
+LOG_PIECES_A_SECOND = 300
 """Pieces of logs that all workers together are to send, as each is a transaction"""
-SLOWEST = 30.0
+MAX_LOG_INTERVAL = 30.0
 """Seconds between two pieces of a log, at most"""
 LOG_LIMIT = 64 * 2**20
 """Bytes of an attempt's log that are kept"""
@@ -83,7 +83,7 @@ class AttemptService:
         The token may have expired while the machine was made ready.
         """
         self.check_token(token, key, renewing=True)
-        row = await self._live(key)
+        row = await self._live_row(key)
         if key[2] >= len(row.placement):
             raise refuse(f"The attempt has {len(row.placement)} workers.", "not_found", 404)
         context = self._context
@@ -97,13 +97,13 @@ class AttemptService:
         whole = await context.call(context.store.workload, row.id) or row
         listed = await context.call(context.store.contents.listed, row.id)
         files = [WorkerFile(path=p, executable=x, digest=d) for p, x, d in listed]
-        start = _start(whole, key, files, self._lost_after(key), self._new(key))
+        start = _start(whole, key, files, self._lost_after(key), self._new_token(key))
         return start.model_copy(update={"credentials": credentials})
 
     async def file(self, token: str, key: WorkerKey, digest: str) -> AsyncIterator[bytes]:
         """Return the content of one of the job's files, chunk by chunk."""
         self.check_token(token, key)
-        row = await self._live(key)
+        row = await self._live_row(key)
         self._channel.hear(key)
         contents = self._context.store.contents
         chunks = await self._context.call(contents.chunks, row.id, digest)
@@ -116,9 +116,9 @@ class AttemptService:
             raise busy(
                 "The storage of large files is unavailable: try again.", "files_unavailable", 503, 5.0
             ) from first
-        return self._rest(key, first, chunks)
+        return self._stream(key, first, chunks)
 
-    async def _rest(self, key: WorkerKey, first: bytes, chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    async def _stream(self, key: WorkerKey, first: bytes, chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
         chunk = first
         while chunk:
             self._channel.hear(key)
@@ -132,12 +132,12 @@ class AttemptService:
         self._channel.hear(key)
         with self._context.world.follow(key[0]) as follower:
             while True:
-                row = await self._live(key)
+                row = await self._live_row(key)
                 stopped_at = self._channel.gang_stopped_at(key)
-                leaving = row.notice is not None or stopped_at is not None
+                stopping = row.notice is not None or stopped_at is not None
                 # A rank that fails after the notice takes no time to save from the others.
-                stop = row.cancel_requested or (not leaving and self._channel.gang_failed(key))
-                failed = self._channel.failed_worker(key, row.signal) if leaving else None
+                stop = row.cancel_requested or (not stopping and self._channel.gang_failed(key))
+                failed = self._channel.failed_worker(key, row.signal) if stopping else None
                 orders = _orders(row, stopped_at, failed, stop=stop)
                 remaining = deadline - time.monotonic()
                 if orders.known != known or remaining <= 0:
@@ -145,23 +145,23 @@ class AttemptService:
                 await follower.wait_for_change(min(remaining, POLL_SECONDS) if len(row.placement) > 1 else remaining)
 
     async def report(self, token: str, key: WorkerKey, report: WorkerReportIn) -> ReportReceipt:
-        """Take how far a worker is, or how it ended. An expired token is renewed while its attempt lives."""
+        """Store how far a worker is, or how it ended. An expired token is renewed while its attempt lives."""
         old = self.check_token(token, key, renewing=True)
-        await self._live(key)
+        await self._live_row(key)
         self._channel.hear(key)
         self._context.progress.note(key[0], key[1], report.progress)
-        given = self._channel.stored_report(report)
-        if given != self._channel.report(key):
-            self._slow_down(key, MIN_COUNTED, self._rates)
+        stored = self._channel.stored_report(report)
+        if stored != self._channel.report(key):
+            self._limit_rate(key, MIN_COUNTED, self._rates)
             context = self._context
             if report.exit is not None:  # another replica may decide what becomes of it
                 await context.call(context.progress.write, key[:1])
-            written = await context.call(context.store.worker_reports.write, key, given, context.clock())
+            written = await context.call(context.store.worker_reports.write, key, stored, context.clock())
             if written is None:
                 raise refuse("This worker has no launcher yet: claim it first.", "not_claimed", 409)
             self._channel.wake()
-        pace = min(SLOWEST, max(1.0, self._channel.workers / PIECES_A_SECOND))
-        renewed, lost_after = self._new(key) if old else None, self._lost_after(key)
+        pace = min(MAX_LOG_INTERVAL, max(1.0, self._channel.workers / LOG_PIECES_A_SECOND))
+        renewed, lost_after = self._new_token(key) if old else None, self._lost_after(key)
         return ReportReceipt(heartbeat=self._heartbeat(lost_after), pace=pace, token=renewed, lost_after=lost_after)
 
     def _lost_after(self, key: WorkerKey) -> float:
@@ -170,17 +170,17 @@ class AttemptService:
 
     def _heartbeat(self, lost_after: float) -> float:
         """Return the seconds between two reports of a worker: the more there are, the more of them."""
-        longest = max(HEARTBEAT, min(SLOWEST_HEARTBEAT, lost_after / 5))
-        return min(longest, max(HEARTBEAT, self._channel.workers / REPORTS_A_SECOND))
+        max_heartbeat = max(HEARTBEAT, min(MAX_HEARTBEAT, lost_after / 5))
+        return min(max_heartbeat, max(HEARTBEAT, self._channel.workers / REPORTS_A_SECOND))
 
     async def output(
         self, token: str, key: WorkerKey, kind: Kind, offset: int, data: bytes, *, dropped: bool
     ) -> OutputReceipt:
-        """Take bytes of a log, a result or an exception; a repetition changes nothing."""
+        """Store bytes of a log, a result or an exception; a repetition changes nothing."""
         self.check_token(token, key)
-        row = await self._live(key)
+        row = await self._live_row(key)
         self._channel.hear(key)
-        self._slow_down(key, max(len(data), MIN_COUNTED), self._rates if kind == "log" else self._result_rates)
+        self._limit_rate(key, max(len(data), MIN_COUNTED), self._rates if kind == "log" else self._result_rates)
         append = partial(self._context.store.outputs.append, key, kind, offset, data, dropped=dropped)
         storage = self._context.storage
         limit = await self._context.call(self._room, row, kind, len(data))
@@ -204,13 +204,13 @@ class AttemptService:
             raise refuse(message, "too_large", 413, limit_bytes=error.limit) from error
         return OutputReceipt(end=end)
 
-    def _slow_down(self, key: WorkerKey, size: int, rates: OutputRates) -> None:
+    def _limit_rate(self, key: WorkerKey, size: int, rates: OutputRates) -> None:
         """Refuse what a worker sends faster than it is taken."""
         if wait := rates.take(key, size):
             raise busy("This worker sends faster than it is taken: send the rest later.", "too_fast", 429, wait)
 
     def _room(self, row: Workload, kind: Kind, size: int) -> int:
-        """Return the most bytes of an output that are kept of a job whose owner, or the disk, may be at a limit.
+        """Return how many bytes of an output are kept at most, as the job's owner, or the disk, may be at a limit.
 
         What is beyond is refused: of a result for good (413), on a disk with little room until it has more (507). Of a
         log as much is kept in any case as tells why a job failed; exceptions are that small.
@@ -232,13 +232,13 @@ class AttemptService:
             return LOG_LIMIT
         return MAX_ERROR if kind == "error" else self._context.settings.max_result_bytes or MAX_RESULT
 
-    def _new(self, key: WorkerKey) -> str:
+    def _new_token(self, key: WorkerKey) -> str:
         return self._channel.tokens.token(key)
 
-    async def _live(self, key: WorkerKey) -> Workload:
+    async def _live_row(self, key: WorkerKey) -> Workload:
         """Return the job of a worker whose attempt is not over; 410 otherwise, which ends the worker.
 
-        A replica without its database knows neither, and its word that a worker was heard of would reach no leader.
+        A replica without its database knows neither, and could not tell the leader that the worker reported.
         """
         if self._channel.stale:
             raise busy("The database does not answer this replica: ask another one.", "database_unavailable", 503, 1.0)

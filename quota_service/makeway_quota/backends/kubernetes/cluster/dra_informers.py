@@ -73,7 +73,7 @@ class DeviceInformers:
         return any(informer.problem and informer.status in REFUSED for informer in self.all)
 
     async def wait_synced(self) -> None:
-        """Return once everything was read."""
+        """Wait until everything was read."""
         for informer in self.all:
             await informer.wait_synced()
 
@@ -93,7 +93,7 @@ class DraInformers:
         self._indexed: DeviceInformers | None = None
         """what the index has; another one from its first complete lists on"""
         self._failure = ""
-        self._again = asyncio.Event()
+        self._retry = asyncio.Event()
 
     @property
     def followed(self) -> bool:
@@ -112,19 +112,19 @@ class DraInformers:
         """Follow devices where one of these resources, which pools have, is of a class."""
         if (wanted := frozenset(resources)) != self._resources:
             self._resources = wanted
-            self._again.set()
+            self._retry.set()
 
     def ask_again(self) -> None:
         """End what is waited for: the API server could not be reached, and can again."""
         for informer in self._followed.all if self._followed is not None else ():
             informer.ask_again()
-        self._again.set()
+        self._retry.set()
 
     async def run(self) -> None:
         """Follow classes, slices and claims while a resource is of a class, until cancelled."""
         tries = 0
         while True:
-            self._again.clear()
+            self._retry.clear()
             try:
                 classes = await self._read_classes()
             except Exception as error:
@@ -152,12 +152,12 @@ class DraInformers:
         return classes
 
     def _has_wanted(self, classes: Iterable[DeviceClass]) -> bool:
-        return any(not self._resources.isdisjoint(one.resources) for one in classes)
+        return any(not self._resources.isdisjoint(device_class.resources) for device_class in classes)
 
     def _compared(self, classes: Iterable[DeviceClass]) -> frozenset[Attribute]:
         """Return the attributes that the selectors of pools' classes compare."""
-        wanted = (one for one in classes if not self._resources.isdisjoint(one.resources))
-        return frozenset(name for one in wanted for name, _ in one.attributes)
+        wanted = (dc for dc in classes if not self._resources.isdisjoint(dc.resources))
+        return frozenset(name for dc in wanted for name, _ in dc.attributes)
 
     def _fail(self, error: Exception) -> None:
         """Note why nothing can be followed; where the API is gone, so are its devices."""
@@ -175,7 +175,7 @@ class DraInformers:
         try:
             while True:
                 await self._pause(ERROR_RETRY)
-                self._again.clear()
+                self._retry.clear()
                 if followed.problem or followed.synced:
                     self._failure = followed.problem
                 if followed.refused:
@@ -196,7 +196,7 @@ class DraInformers:
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._again.wait()
+                await self._retry.wait()
 
     def changed(self) -> set[str]:
         """Take what changed; return the nodes whose devices, or the claims of these, that concerns.
@@ -207,7 +207,7 @@ class DraInformers:
         if followed is not self._indexed:
             if followed is not None and not followed.synced:
                 return set()
-            return self._take_up(followed)
+            return self._switch_to(followed)
         if followed is None:
             return set()
         result: set[str] = set()
@@ -224,8 +224,8 @@ class DraInformers:
             raise
         return result
 
-    def _take_up(self, followed: DeviceInformers | None) -> set[str]:
-        """Use other informers, or none, from now on; return the nodes that this changes."""
+    def _switch_to(self, followed: DeviceInformers | None) -> set[str]:
+        """Read other informers, or none, from now on; return the nodes that this changes."""
         index = DeviceIndex()
         if followed is not None:
             for informer in followed.all:

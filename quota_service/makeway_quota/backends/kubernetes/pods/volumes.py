@@ -15,7 +15,7 @@ from .manifest import HOME
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A claim of the jobs' namespace, and where the container of a job has it, or a folder of it."""
+    """A PersistentVolumeClaim of the jobs' namespace, and where a job's container mounts it, or a folder of it."""
 
     name: str
     """of the volume in the pod"""
@@ -41,9 +41,9 @@ def with_mounts(pod: Object, mounts: Sequence[Mount]) -> Object:
     if not mounts:
         return pod
     result = deepcopy(pod)
-    (worker,) = [one for one in result["spec"]["containers"] if one["name"] == WORKER_CONTAINER]
+    (worker,) = [c for c in result["spec"]["containers"] if c["name"] == WORKER_CONTAINER]
     for mount in mounts:
-        if any(one["mountPath"].rstrip("/") == mount.path for one in worker["volumeMounts"]):
+        if any(other["mountPath"].rstrip("/") == mount.path for other in worker["volumeMounts"]):
             continue
         entry = {
             "name": _volume(result["spec"]["volumes"], mount),
