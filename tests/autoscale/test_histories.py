@@ -21,6 +21,7 @@ def test_histories_in_which_leaders_forgot_when_an_instance_was_seen_first(seed:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_histories_of_machines_keep_the_rules(part: int) -> None:
     many = max(1, HISTORIES // 6)
@@ -36,6 +37,7 @@ def test_some_histories_in_which_jobs_are_moved_keep_the_rules() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_histories_in_which_jobs_are_moved_keep_the_rules(part: int) -> None:
     many = max(1, HISTORIES // 12)
