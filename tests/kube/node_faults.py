@@ -39,22 +39,22 @@ async def blip(serving: Serving, node: Node) -> None:
 
 async def restart_kubelet(serving: Serving, node: Node) -> None:
     """Kill the kubelet, which is started again and has to register the GPUs anew."""
-    old = node.service("kubelet")
+    old, many = node.service("kubelet"), allocatable(serving, node)
     assert old is not None
     os.kill(old, signal.SIGKILL)
     await until(lambda: node.service("kubelet") not in (None, old), "the kubelet runs again")
-    await offers_all(serving, node)
+    await offers_all(serving, node, many)
 
 
 async def restart_device_plugin(serving: Serving, node: Node) -> None:
     """Kill the device plugin: until it has registered again the node offers no GPU, whatever its pods hold."""
-    registered = node.log("device-plugin").count("registered")
+    registered, many = node.log("device-plugin").count("registered"), allocatable(serving, node)
     plugins = [pid for pid in processes.marked(node.folder) if "makeway_device_plugin" in words(pid)]
     assert plugins
     for pid in plugins:
         os.kill(pid, signal.SIGKILL)
     await until(lambda: node.log("device-plugin").count("registered") > registered, "the plugin registered again")
-    await offers_all(serving, node)
+    await offers_all(serving, node, many)
 
 
 async def drain(serving: Serving, node: Node) -> None:
@@ -91,9 +91,9 @@ def allocatable(serving: Serving, node: Node) -> str:
     return str(serving.cluster.api.get(f"/api/v1/nodes/{node.name}")["status"]["allocatable"].get(GPU, "0"))
 
 
-async def offers_all(serving: Serving, node: Node) -> None:
-    """Wait until the node offers its two GPUs again."""
-    await until(lambda: allocatable(serving, node) == "2", f"{node.name} offers its GPUs again")
+async def offers_all(serving: Serving, node: Node, many: str = "2") -> None:
+    """Wait until the node offers its GPUs again."""
+    await until(lambda: allocatable(serving, node) == many, f"{node.name} offers its GPUs again")
 
 
 def words(pid: int) -> list[str]:
