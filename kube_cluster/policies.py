@@ -47,7 +47,7 @@ def start(folder: Folder, plane: ControlPlane, network: Network, dns_port: int) 
     The annotation DNS_PODS of its Service says otherwise, from the next change of a policy or namespace on.
     """
     command = [sys.executable, "-m", __name__, plane.kubeconfig, socket_of(folder), network.number, dns_port]
-    processes.start(folder, "policies", [str(one) for one in command], {"PYTHONPATH": str(ROOT)})
+    processes.start(folder, "policies", [str(part) for part in command], {"PYTHONPATH": str(ROOT)})
     processes.wait_until(
         socket_of(folder).exists, "The enforcement of policies", READY_SECONDS, lambda: processes.check(folder)
     )
@@ -75,7 +75,7 @@ class Enforcer:
         """Load the filter with one more pod."""
         result = endpoint(self._api.get(path), address)
         with self._lock:
-            for other in [key for key, pod in self._pods.items() if pod.address == address]:  # its node lost its memory
+            for other in [key for key, pod in self._pods.items() if pod.address == address]:  # its node forgot it
                 del self._pods[other], self._names[other]
             self._pods[sandbox], self._names[sandbox] = result, path
             self._read()
@@ -100,9 +100,9 @@ class Enforcer:
             if node in self._watched:
                 return
             self._watched.add(node)
-        watch(self._api, "/api/v1/pods", self._seen, fieldSelector=f"spec.nodeName={node}")
+        watch(self._api, "/api/v1/pods", self._pod_changed, fieldSelector=f"spec.nodeName={node}")
 
-    def _seen(self, item: Object) -> None:
+    def _pod_changed(self, item: Object) -> None:
         path = pod_path(item["metadata"]["namespace"], item["metadata"]["name"])
         with self._lock:
             for sandbox in [key for key, name in self._names.items() if name == path]:
@@ -113,8 +113,8 @@ class Enforcer:
 
     def _read(self) -> None:
         self._policies = self._api.items(POLICIES)
-        namespaces = [one["metadata"] for one in self._api.items(ALL_NAMESPACES)]
-        self._labels = {one["name"]: one.get("labels") or {} for one in namespaces}
+        namespaces = [item["metadata"] for item in self._api.items(ALL_NAMESPACES)]
+        self._labels = {item["name"]: item.get("labels") or {} for item in namespaces}
         self._dns = dns_endpoint(self._api.get(DNS_SERVICE), self._network.host, self._dns_port)
 
     def _load(self) -> None:
@@ -140,8 +140,8 @@ def endpoint(item: Object, address: str) -> Endpoint:
 def dns_endpoint(service: Object, address: str, port: int) -> Endpoint:
     """Return what policies see of the DNS that listens on a port of this machine."""
     annotations = service.get("metadata", {}).get("annotations") or {}
-    namespace, _, seen = annotations.get(DNS_PODS, USUAL_DNS_PODS).partition(":")
-    ports: dict[Port, int] = {(protocol, int(seen)): port for protocol in ("UDP", "TCP")}
+    namespace, _, pod_port = annotations.get(DNS_PODS, USUAL_DNS_PODS).partition(":")
+    ports: dict[Port, int] = {(protocol, int(pod_port)): port for protocol in ("UDP", "TCP")}
     return Endpoint(namespace, {"k8s-app": "kube-dns"}, address, ports)
 
 
@@ -150,14 +150,14 @@ def pod_path(namespace: str, name: str) -> str:
     return f"{ALL_NAMESPACES}/{namespace}/pods/{name}"
 
 
-def watch(api: Api, path: str, seen: Callable[[Object], None], **query: str) -> None:
-    """Call `seen` for each object of a list, and again when it changes or goes, in a thread of its own."""
+def watch(api: Api, path: str, on_change: Callable[[Object], None], **query: str) -> None:
+    """Call `on_change` for each object of a list, and again when it changes or goes, in a thread of its own."""
 
     def follow() -> None:
         while True:
             try:
                 for event in api.watch(path, WATCH_SECONDS, **query):
-                    seen(event["object"])
+                    on_change(event["object"])
             except Exception:  # the API server is away, or a node is being removed: try again
                 traceback.print_exc()
             time.sleep(PAUSE)

@@ -1,4 +1,4 @@
-"""Reach the quota service from the Hub: one connection pool per process, and what its offers said last."""
+"""Reach the quota service from the Hub: one connection pool per process, and what its newest offers named."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def client_for(url: str, token: str) -> AsyncClient:
     if key not in _CLIENTS:
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
         # ssl's own context: it reads SSL_CERT_FILE, which httpx2 does not without the environment.
-        own = ssl.create_default_context() if url.startswith("https:") else True
-        _CLIENTS[key] = AsyncClient(url, token, limits=limits, trust_env=False, verify=own)
+        verify = ssl.create_default_context() if url.startswith("https:") else True
+        _CLIENTS[key] = AsyncClient(url, token, limits=limits, trust_env=False, verify=verify)
     return _CLIENTS[key]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from makeway_quota.services.jobs import submission_batches
-from makeway_quota.services.jobs.submission_batches import MAX_PACE, PACE, SubmissionBatcher, pace
+from makeway_quota.services.jobs.submission_batches import MAX_PACE, MIN_PACE, SubmissionBatcher, pace
 from makeway_quota.store.records import FilesOf
 
 
@@ -28,7 +28,7 @@ class FakeStore:
 async def test_submissions_of_one_moment_share_a_transaction() -> None:
     store = FakeStore()
     batcher = SubmissionBatcher(store, time.time)  # type: ignore[arg-type]
-    taken = [batcher.take(name) for name in ("a", "bad", "b")]  # type: ignore[arg-type]
+    taken = [batcher.submit(name) for name in ("a", "bad", "b")]  # type: ignore[arg-type]
     answers = await asyncio.gather(*taken, return_exceptions=True)
     batcher.close()
     assert [names for _, names in store.written] == [["a", "bad", "b"]]
@@ -37,12 +37,12 @@ async def test_submissions_of_one_moment_share_a_transaction() -> None:
 
 
 async def test_the_next_transaction_waits_for_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submission_batches, "PACE", 0.5)
+    monkeypatch.setattr(submission_batches, "MIN_PACE", 0.5)
     store = FakeStore()
     batcher = SubmissionBatcher(store, time.time)  # type: ignore[arg-type]
     begin = time.monotonic()
-    await batcher.take("a")  # type: ignore[arg-type]
-    await asyncio.gather(batcher.take("b"), batcher.take("c"))  # type: ignore[arg-type]
+    await batcher.submit("a")  # type: ignore[arg-type]
+    await asyncio.gather(batcher.submit("b"), batcher.submit("c"))  # type: ignore[arg-type]
     batcher.close()
     (_, first), (at, second) = store.written
     assert (first, second) == (["a"], ["b", "c"])
@@ -50,7 +50,7 @@ async def test_the_next_transaction_waits_for_its_time(monkeypatch: pytest.Monke
 
 
 def test_transactions_that_take_longer_start_less_often() -> None:
-    assert pace(0.0) == PACE
+    assert pace(0.0) == MIN_PACE
     assert pace(0.003) == pytest.approx(0.015)
     assert pace(3.0) == MAX_PACE
 
@@ -61,6 +61,6 @@ async def test_a_transaction_has_few_rows_of_files(monkeypatch: pytest.MonkeyPat
     store = FakeStore()
     batcher = SubmissionBatcher(store, time.time)  # type: ignore[arg-type]
     counts = (4, 6, 1, 30, 0, 0, 11)
-    await asyncio.gather(*(batcher.take(str(count), FilesOf("j", count)) for count in counts))  # type: ignore[arg-type]
+    await asyncio.gather(*(batcher.submit(str(count), FilesOf("j", count)) for count in counts))  # type: ignore[arg-type]
     batcher.close()
     assert [names for _, names in store.written] == [["4", "6"], ["1"], ["30"], ["0", "0"], ["11"]]

@@ -11,11 +11,11 @@ import sys
 from types import TracebackType
 from typing import Any
 
-Raw = tuple[Any, Any, Any]
+CpuStates = tuple[Any, Any, Any]
 """The states of `random`, torch and numpy as these have them; None without numpy"""
 
 
-def raw() -> Raw:
+def cpu_states() -> CpuStates:
     """Return the states of the global generators of processors: cheap, for every batch."""
     import torch
 
@@ -23,8 +23,8 @@ def raw() -> Raw:
     return random.getstate(), torch.get_rng_state(), None if numpy is None else numpy.random.get_state()
 
 
-def set_raw(states: Raw) -> None:
-    """Set the global generators of processors to what `raw` returned."""
+def set_cpu_states(states: CpuStates) -> None:
+    """Set the global generators of processors to what `cpu_states` returned."""
     import torch
 
     random.setstate(states[0])
@@ -33,8 +33,8 @@ def set_raw(states: Raw) -> None:
         sys.modules["numpy"].random.set_state(states[2])
 
 
-def portable(states: Raw) -> dict[str, Any]:
-    """Return what `raw` returned as tensors and numbers, which `restore` takes."""
+def portable(states: CpuStates) -> dict[str, Any]:
+    """Return what `cpu_states` returned as tensors and numbers, which `restore` takes."""
     import torch
 
     version, words, gauss = states[0]
@@ -56,7 +56,7 @@ def state() -> dict[str, Any]:
     """Return the states of all global generators, as tensors and numbers."""
     import torch
 
-    result = portable(raw())
+    result = portable(cpu_states())
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         result["cuda"] = torch.cuda.get_rng_state_all()
     return result
@@ -72,12 +72,12 @@ def restore(states: dict[str, Any]) -> None:
     if "numpy" in states:
         import numpy
 
-        own = states["numpy"]
-        keys = own["keys"].numpy().astype(numpy.uint32)
-        numpy.random.set_state((own["name"], keys, own["position"], own["has_gauss"], own["gauss"]))
+        saved = states["numpy"]
+        keys = saved["keys"].numpy().astype(numpy.uint32)
+        numpy.random.set_state((saved["name"], keys, saved["position"], saved["has_gauss"], saved["gauss"]))
     if "cuda" in states and torch.cuda.is_available():
-        for number, one in enumerate(states["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(one.cpu(), number)
+        for number, gpu_state in enumerate(states["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(gpu_state.cpu(), number)
 
 
 def seed(number: int) -> None:
@@ -97,22 +97,22 @@ def draw() -> int:
     return int(torch.empty((), dtype=torch.int64).random_().item())
 
 
-class Aside:
+class IsolatedGenerators:
     """Global generators of its own for a block: those outside of it go on as if the block had drawn nothing."""
 
     def __init__(self, number: int) -> None:
         self._seed: int | None = number
-        self._inside: Raw = (None, None, None)
-        self._outside: Raw = (None, None, None)
+        self._inside: CpuStates = (None, None, None)
+        self._outside: CpuStates = (None, None, None)
 
     def __enter__(self) -> None:
-        self._outside = raw()
+        self._outside = cpu_states()
         if self._seed is not None:
             seed(self._seed)
             self._seed = None
         else:
-            set_raw(self._inside)
+            set_cpu_states(self._inside)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._inside = raw()
-        set_raw(self._outside)
+        self._inside = cpu_states()
+        set_cpu_states(self._outside)

@@ -156,7 +156,7 @@ class Indices:
     """
 
     def __init__(self, loader: Any) -> None:
-        self.fetched: dict[int, generators.Raw] = {}
+        self.fetched: dict[int, generators.CpuStates] = {}
         """The global generators before the main process loaded a batch, by its number; the newest few"""
         self._workers = loader.num_workers > 0
         self._name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
@@ -191,7 +191,7 @@ class Indices:
             return
         (plan, skip, own), self._plan = self._plan, None
         restore = _Once(plan["now"])
-        aside = generators.Aside(plan["seed"])
+        aside = generators.IsolatedGenerators(plan["seed"])
         for generator, before in own:
             generator.set_state(before)
         with aside:
@@ -219,7 +219,7 @@ class Indices:
             generators.restore(before)
         else:
             restore()
-        self.fetched[number] = generators.raw()
+        self.fetched[number] = generators.cpu_states()
         self.fetched.pop(number - 8, None)
 
 
@@ -269,7 +269,7 @@ class ByEpoch:
         self._sampler = getattr(inner, name)
         self._workers = inner.num_workers > 0
         self._seed, self._epoch = seed, 0
-        self._aside: generators.Aside | None = None
+        self._aside: generators.IsolatedGenerators | None = None
         self._collate = inner.collate_fn
         inner.__dict__[name] = self
         inner.__dict__["collate_fn"] = self._collated
@@ -295,7 +295,7 @@ class ByEpoch:
             if self._workers:
                 yield ForWorker(index, self._seed + self._epoch, number)
                 continue
-            self._aside = generators.Aside(_mixed(self._seed + self._epoch, number))
+            self._aside = generators.IsolatedGenerators(_mixed(self._seed + self._epoch, number))
             self._aside.__enter__()
             yield index
         self._end()

@@ -17,11 +17,11 @@ from .api.connection import connection
 
 POLL_SECONDS = 2.0
 """Seconds between two looks at the pods that end."""
-PAGE = 500
+PAGE_SIZE = 500
 """Pods of one answer: thousands of whole pods are more than the memory of the hook."""
-AT_ONCE = 16
+MAX_CONCURRENT = 16
 """Pods that are deleted at the same time."""
-NAMED = 20
+MAX_NAMES = 20
 """Names of pods in one sentence"""
 
 
@@ -49,11 +49,11 @@ def pod_selector(text: str) -> PodSelector:
 class Uninstallation:
     """Ends an installation within some seconds; what has not ended by then does so later, or when its node is back."""
 
-    def __init__(self, client: ApiClient, say: Callable[[str], None], seconds: float) -> None:
+    def __init__(self, client: ApiClient, print_line: Callable[[str], None], seconds: float) -> None:
         self._client = client
-        self._say = say
-        began = time.monotonic()
-        self._portal_until, self._until = began + seconds / 2, began + seconds
+        self._print = print_line
+        started_at = time.monotonic()
+        self._portal_until, self._until = started_at + seconds / 2, started_at + seconds
 
     async def end(
         self,
@@ -84,15 +84,15 @@ class Uninstallation:
             remaining, problem = await self._pods(selectors)
             new = [(path, uid) for path, uid in remaining.items() if delete and uid not in deleted]
             deleted |= {uid for _, uid in new}
-            for at in range(0, len(new), AT_ONCE):
-                await asyncio.gather(*(self._delete(*one) for one in new[at : at + AT_ONCE]))
+            for at in range(0, len(new), MAX_CONCURRENT):
+                await asyncio.gather(*(self._delete(*pod) for pod in new[at : at + MAX_CONCURRENT]))
             if not remaining and not problem:
-                self._say(f"No pod of {title} is left.")
+                self._print(f"No pod of {title} is left.")
                 return
             if time.monotonic() >= until:
-                names = ", ".join([path.rpartition("/")[2] for path in remaining][:NAMED])
-                names += ", …" if len(remaining) > NAMED else ""
-                self._say(problem or _not_ended(len(remaining), title, names))
+                names = ", ".join([path.rpartition("/")[2] for path in remaining][:MAX_NAMES])
+                names += ", …" if len(remaining) > MAX_NAMES else ""
+                self._print(problem or _not_ended(len(remaining), title, names))
                 return
             await asyncio.sleep(POLL_SECONDS)
 
@@ -100,7 +100,7 @@ class Uninstallation:
         """Return the UIDs of the pods by their paths, and why not all of them are known."""
         result, problem = dict[str, str](), ""
         for item in selectors:
-            query = {"labelSelector": item.selector, "limit": str(PAGE)}
+            query = {"labelSelector": item.selector, "limit": str(PAGE_SIZE)}
             try:
                 while True:
                     page = await self._client.get(item.path, query)
@@ -118,9 +118,9 @@ class Uninstallation:
         name = path.rpartition("/")[2]
         try:
             if await self._client.delete(path, uid=uid):
-                self._say(f"Deleted {name}.")
+                self._print(f"Deleted {name}.")
         except (ApiStatusError, ApiUnreachable) as error:
-            self._say(f"{name} is not deleted: {error}")
+            self._print(f"{name} is not deleted: {error}")
 
 
 def _not_ended(pods: int, title: str, names: str) -> str:

@@ -39,18 +39,18 @@ class _Devices:
         """Return what nothing holds of a device; 0 where there is no such device."""
         return GPU - self.held.get(device, GPU)
 
-    def take(self, device: int, milli: int) -> None:
+    def hold(self, device: int, milli: int) -> None:
         """Count a device, as far as nothing else holds it."""
         if device in self.held:
             self.held[device] = min(GPU, self.held[device] + milli)
 
-    def others(self, many: int, among: Collection[int] | None = None) -> tuple[int, ...]:
+    def others(self, count: int, among: Collection[int] | None = None) -> tuple[int, ...]:
         """Return devices that nothing holds, at most so many, those first that are nominated for nothing.
 
         `among`: those of the pool whose GPUs the pod holds, where its node is in several.
         """
         free = [device for device, milli in self.held.items() if not milli and (among is None or device in among)]
-        return tuple(sorted(sorted(free, key=lambda device: (device in self.nominated, device))[:many]))
+        return tuple(sorted(sorted(free, key=lambda device: (device in self.nominated, device))[:count]))
 
 
 @dataclass(slots=True)
@@ -98,13 +98,13 @@ class WorkloadPods:
         `rows` are the active ones (None: not known yet), `here` those of them that are placed on the node, `nominated`
         returns those that wait for a nomination.
         """
-        node = self._dated(node)
+        node = self._with_down_since(node)
         if not node.pods:
             self._deadlines.pop(node.name, None)
             return node
         if rows is None:
             return replace(node, pods=())
-        present, ended = _sorted_out(node, rows)
+        present, ended = _split_by_plan(node, rows)
         foreign = _beyond_plan(present, rows, node.name)
         known, now = self._deadlines.get(node.name, {}), self.clock()
         deadlines = {pod: known[pod] if pod in known else _deadline(pod, now) for pod in ended}
@@ -125,7 +125,7 @@ class WorkloadPods:
             foreign_pods=node.foreign_pods + sum(pod in present for pod in foreign),
         )
 
-    def _dated(self, node: NodeStatus) -> NodeStatus:
+    def _with_down_since(self, node: NodeStatus) -> NodeStatus:
         """Return a node that is not ready with when that was first seen: its cluster has a clock of its own."""
         if node.ready or node.down_since is None:
             self._down_since.pop(node.name, None)
@@ -153,12 +153,12 @@ class WorkloadPods:
             if taken and (devices.free(device) >= taken or device in devices.starting):
                 remaining -= taken
                 if held := min(taken, devices.free(device)):
-                    devices.take(device, held)
+                    devices.hold(device, held)
                     result.append(Terminating(pod.workload, (device,), held, deadline=deadline))
         among = next((part.devices for part in node.parts if part.pool == pod.pool), None)
         others = () if pod.devices else devices.others(remaining // GPU, among)
         for device in others:
-            devices.take(device, GPU)
+            devices.hold(device, GPU)
         if others or pod.cpu or pod.memory or (node.max_pods and not result):
             result.append(Terminating(pod.workload, others, GPU, pod.cpu, pod.memory, deadline))
         return [*result[:-1], *(replace(item, pods=int(node.max_pods > 0)) for item in result[-1:])]
@@ -178,7 +178,7 @@ def _attempt(row: Workload) -> int | None:
     return None if row.kind == "session" else row.attempt
 
 
-def _sorted_out(node: NodeStatus, rows: Mapping[str, Workload]) -> tuple[list[WorkloadPod], list[WorkloadPod]]:
+def _split_by_plan(node: NodeStatus, rows: Mapping[str, Workload]) -> tuple[list[WorkloadPod], list[WorkloadPod]]:
     """Return the pods whose workloads hold something here, and those of ended attempts."""
     present: list[WorkloadPod] = []
     ended: list[WorkloadPod] = []
@@ -218,7 +218,7 @@ def _devices(node: NodeStatus, here: Iterable[Workload], nominated: Iterable[Wor
     for row in here:
         for place in row.placement if row.live else ():
             for device, milli in zip(place.devices, place.milli, strict=False) if place.node == node.name else ():
-                devices.take(device, milli)
+                devices.hold(device, milli)
                 if row.state == "starting":
                     devices.starting.add(device)
     for row in nominated:

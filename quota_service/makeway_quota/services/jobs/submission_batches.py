@@ -11,17 +11,17 @@ from ...quarantine import concerns_all
 from ...store.records import FilesOf, KeptLimits, NewDecision, NewWorkload, Submission, SubmissionKey, Workload
 from ...store.store import Store
 
-MAX_AT_ONCE = 200
+MAX_BATCH = 200
 """Submissions in one transaction, so that none waits long for it."""
 
-MAX_FILES_AT_ONCE = 10_000
+MAX_BATCH_FILES = 10_000
 """Rows of files in one transaction, or those of a single submission: no other write is possible meanwhile."""
 
-PACE = 0.008
+MIN_PACE = 0.008
 """Seconds from the beginning of one transaction to the next, at least. One costs as much as a few submissions; a
 client that waits for each answer before it sends the next submission hardly notices."""
 
-SHARE = 0.2
+MAX_WRITING_SHARE = 0.2
 """The part of the time that writing may take: one that takes 4 ms, on a busy machine, starts every 20 ms and holds
 what arrived in between."""
 
@@ -42,7 +42,7 @@ class SubmissionBatcher:
         self._writing: asyncio.Task[None] | None = None
         self._not_before = 0.0
 
-    async def take(
+    async def submit(
         self,
         new: NewWorkload,
         files: Files = (),
@@ -57,7 +57,7 @@ class SubmissionBatcher:
             self._writing = asyncio.create_task(self._write())
         return await answer
 
-    async def _answers(self, submissions: Sequence[Submission]) -> list[Workload | Exception]:
+    async def _write_batch(self, submissions: Sequence[Submission]) -> list[Workload | Exception]:
         """Write submissions together; where that fails by one of them, the others are written without it."""
         add = partial(self._store.add_workloads, submissions, now=self._clock())
         try:
@@ -66,7 +66,7 @@ class SubmissionBatcher:
             if len(submissions) < 2 or concerns_all(error):
                 return [error] * len(submissions)
         middle = len(submissions) // 2
-        return [*await self._answers(submissions[:middle]), *await self._answers(submissions[middle:])]
+        return [*await self._write_batch(submissions[:middle]), *await self._write_batch(submissions[middle:])]
 
     def close(self) -> None:
         """End the thread that writes."""
@@ -77,11 +77,11 @@ class SubmissionBatcher:
         while self._waiting:
             if (pause := self._not_before - loop.time()) > 0:
                 await asyncio.sleep(pause)
-            began = loop.time()
-            end = together([_files(submission) for submission, _ in self._waiting])
+            started_at = loop.time()
+            end = batch_size([_files(submission) for submission, _ in self._waiting])
             batch, self._waiting = self._waiting[:end], self._waiting[end:]
-            answers = await self._answers([submission for submission, _ in batch])
-            self._not_before = began + pace(loop.time() - began)
+            answers = await self._write_batch([submission for submission, _ in batch])
+            self._not_before = started_at + pace(loop.time() - started_at)
             for (_, future), answer in zip(batch, answers, strict=True):
                 if future.done():  # the request was cancelled; the submission stands
                     continue
@@ -96,16 +96,16 @@ def _files(submission: Submission) -> int:
     return files.count if isinstance(files, FilesOf) else len(files)
 
 
-def together(files: Sequence[int]) -> int:
+def batch_size(files: Sequence[int]) -> int:
     """Return how many of the first submissions, each with so many files, one transaction writes: one at least."""
     total = 0
-    for at, count in enumerate(files[:MAX_AT_ONCE]):
+    for at, count in enumerate(files[:MAX_BATCH]):
         total += count
-        if at and total > MAX_FILES_AT_ONCE:
+        if at and total > MAX_BATCH_FILES:
             return at
-    return min(len(files), MAX_AT_ONCE)
+    return min(len(files), MAX_BATCH)
 
 
 def pace(took: float) -> float:
     """Return the seconds from the beginning of a transaction, which took so many seconds, to that of the next."""
-    return max(PACE, min(MAX_PACE, took / SHARE))
+    return max(MIN_PACE, min(MAX_PACE, took / MAX_WRITING_SHARE))

@@ -35,7 +35,7 @@ from .submission_check import bytes_of, check_process, check_workers, new_job, r
 
 FIRST_DECISION = 0.15
 """Seconds that a submission waits for its first decision, so that the answer can say more than `pending`."""
-RECENT = 20
+RECENT_JOBS = 20
 """Newest jobs of its owner among which a submission looks for one of the same name"""
 SHORT_QUEUE = 500
 """Pending jobs up to which the first decision is worth waiting for: with more of them it takes longer than writing."""
@@ -72,7 +72,7 @@ class SubmissionService:
 
     async def _submit(self, caller: Caller, request: JobRequest, key: SubmissionKey | None) -> Job | DryRun:
         context = self._context
-        team, profile = self._place(caller, request)
+        team, profile = self._pick_queue(caller, request)
         check_process(request)
         check_workers(context.document, request.workers, profile)
         choice = await self._image(caller, request, profile)
@@ -92,7 +92,7 @@ class SubmissionService:
         kept = size + ROW_BYTES + bytes_of(files)
         with context.limits.submitting(caller.name, 1, size, len(files)) as reservation:
             async with context.storage.room_for(caller.name, team, kept, context.call):
-                await self._keep(files)
+                await self._store_large_files(files)
                 job = await self._add(caller, request, team, profile, files, reservation, key)
         notes = [
             *time_limit_note(request.time_limit, profile),
@@ -135,7 +135,7 @@ class SubmissionService:
         if original is None:
             raise refuse(f"The job “{id[:80]}” was removed meanwhile.", "not_found", 404)
         request = _copy_of(context.document, original, caller, overrides)
-        team, profile = self._place(caller, request)
+        team, profile = self._pick_queue(caller, request)
         check_process(request)
         check_workers(context.document, request.workers, profile)
         files: Files
@@ -150,7 +150,7 @@ class SubmissionService:
         with context.limits.submitting(caller.name, len(keys), size, count) as reservation:
             kept = (size + ROW_BYTES) * len(keys) + (0 if isinstance(files, FilesOf) else bytes_of(files))
             async with context.storage.room_for(caller.name, team, kept, context.call):
-                await self._keep(files)
+                await self._store_large_files(files)
                 first = await self._add(caller, request, team, profile, files, reservation, keys[0])
                 shared = FilesOf(first.id, count)
                 rest = [self._add(caller, request, team, profile, shared, reservation, key) for key in keys[1:]]
@@ -161,12 +161,12 @@ class SubmissionService:
         context = self._context
         return await context.call(read_files, request, context.settings.max_files_bytes)
 
-    async def _keep(self, files: Files) -> None:
+    async def _store_large_files(self, files: Files) -> None:
         """Write large files, once the limits allow the submission; here no other submission waits for them."""
         if files and not isinstance(files, FilesOf):
             await self._context.call(self._context.store.contents.keep, files)
 
-    def _place(self, caller: Caller, request: JobRequest) -> tuple[str, Profile]:
+    def _pick_queue(self, caller: Caller, request: JobRequest) -> tuple[str, Profile]:
         document = self._context.document
         team = pick_team(self._context.teams_of(caller), caller.name, request.team)
         return team, pick_profile(document, caller.name, team, request.profile)
@@ -192,7 +192,7 @@ class SubmissionService:
             with context.world.follow(new.id) as follower:
                 try:
                     with database_errors():
-                        row = await self._batcher.take(new, files, decision, key, context.storage.limits)
+                        row = await self._batcher.submit(new, files, decision, key, context.storage.limits)
                 except TooMuchKept as error:  # others were taken since the check
                     raise await context.call(context.storage.refusal, caller.name, team, error) from None
                 except Conflict:  # the id is taken, which another try mends, or the job whose files it shares is gone
@@ -233,7 +233,7 @@ class SubmissionService:
 
     def _slow_saves(self, owner: str, name: str, grace: float, id: str) -> list[str]:
         store = self._context.store
-        recent, _ = store.workloads("job", owner, limit=RECENT)
+        recent, _ = store.workloads("job", owner, limit=RECENT_JOBS)
         named = [row for row in recent if row.name == name and row.id != id]
         progress = store.progress.of([row.id for row in named])
         for row in named:

@@ -47,14 +47,14 @@ ADD_MACHINES = Many(insert(machines))
 ADD_REQUESTS = Many(insert(machine_requests))
 SET_MACHINES = Many(update(machines).where(M.id == bindparam("one")))
 ADD_BACKOFFS = Many(insert(launch_backoffs))
-BACKOFF_FIELDS = tuple(one.name for one in fields(LaunchBackoff))
+BACKOFF_FIELDS = tuple(field.name for field in fields(LaunchBackoff))
 BACKOFF_KINDS: Mapping[str, tuple[type, Any]] = {
     **dict.fromkeys(("type", "zone", "market", "failure"), (str, None)),
     "failures": (int, 1),
     **dict.fromkeys(("since", "until"), (float, None)),
 }
 UTC = ZoneInfo("UTC")
-MAX_TOLD = 100
+MAX_NAMED = 100
 """Machines that one event of the live stream names"""
 
 
@@ -83,7 +83,7 @@ class StoredMachines:
             closed = _closed(connection, name)
             first_seen = _first_seen(connection, name)
         self._damaged[deployment] = damaged
-        return MachineRows(result, tuple(one for one in held if one is not None), closed, first_seen)
+        return MachineRows(result, tuple(backoff for backoff in held if backoff is not None), closed, first_seen)
 
     def commit(self, deployment: str, term: int, changes: MachineChanges) -> bool:
         """Write all changes or none; False if the term is over, or a row or the document has changed meanwhile."""
@@ -101,12 +101,14 @@ class StoredMachines:
     def _write(
         self, connection: Connection, deployment: str, changes: MachineChanges, before: Mapping[str, Any]
     ) -> None:
-        new = [replace(one, version=one.version + 1) for one in changes.launched]
-        changed = [replace(one, version=one.version + 1) for one in changes.changed]
-        ADD_MACHINES.run(connection, [row_of(one) for one in new])
-        ADD_REQUESTS.run(connection, [{"machine": one.id, "request": values.clean(one.request)} for one in new])
-        SET_MACHINES.run(connection, [{"one": one.id, **row_of(one)} for one in changed])
-        over = [one.id for one in changed if one.over]
+        new = [replace(machine, version=machine.version + 1) for machine in changes.launched]
+        changed = [replace(machine, version=machine.version + 1) for machine in changes.changed]
+        ADD_MACHINES.run(connection, [row_of(machine) for machine in new])
+        ADD_REQUESTS.run(
+            connection, [{"machine": machine.id, "request": values.clean(machine.request)} for machine in new]
+        )
+        SET_MACHINES.run(connection, [{"one": machine.id, **row_of(machine)} for machine in changed])
+        over = [machine.id for machine in changed if machine.over]
         for begin in range(0, len(over), AT_ONCE):
             gone = machine_reports.c.machine.in_(over[begin : begin + AT_ONCE])
             connection.execute(delete(machine_reports).where(gone))
@@ -117,7 +119,7 @@ class StoredMachines:
         events = changed_events((*new, *changed), before, now)
         add_events(connection, events)
         if events:
-            named = [event["machine"] for event in events[:MAX_TOLD]]
+            named = [event["machine"] for event in events[:MAX_NAMED]]
             writes.add_event(connection, "machines", None, None, {"deployment": deployment, "machines": named}, now)
 
     def live(self) -> list[Machine]:

@@ -19,7 +19,7 @@ from ..tables import ENDED_ROW, LIVE_ROW, attempts, blobs, files, folders, outpu
 
 W = workloads.c
 O = outputs.c  # noqa: E741
-MEASURED = 50
+MIN_MEASURED = 50
 """Ended jobs, those with the most bytes, that are measured to find the ones without which an account is smallest"""
 
 
@@ -71,8 +71,8 @@ class JobSizes:
         """Return the ended jobs of a person whose deletion frees the most, the largest first."""
         other = aliased(files)
         shared = exists().where(other.c.blob == files.c.blob, other.c.workload != files.c.workload)
-        alone = case((shared, 0), else_=blobs.c.size)
-        paths = select(func.sum(func.length(files.c.path) + PATH_BYTES + alone))
+        unshared = case((shared, 0), else_=blobs.c.size)
+        paths = select(func.sum(func.length(files.c.path) + PATH_BYTES + unshared))
         parts = (
             W.weight + ROW_BYTES,
             _sum(select(func.sum(O.size)).where(O.workload == W.id)),
@@ -84,7 +84,7 @@ class JobSizes:
             select(W.id, W.name, func.coalesce(W.team, ""), W.ended_at)
             .where(W.owner == rows.clean(owner), W.kind == "job", ENDED_ROW, W.ended_at.is_not(None))
             .order_by(whole.desc(), W.id)
-            .limit(max(limit, MEASURED))
+            .limit(max(limit, MIN_MEASURED))
         )
         with self._database.read() as connection:
             result = [
@@ -102,17 +102,17 @@ def size_of(connection: Connection, id: str) -> dict[str, int]:
     mine = files.c.workload == rows.clean(id)
     counted = Counter(jobs=job.weight + ROW_BYTES)
     counted["files"] = _total(connection, select(func.sum(func.length(files.c.path) + PATH_BYTES)).where(mine))
-    counted["files"] += _alone(connection, id, job.owner, job.team or "")
+    counted["files"] += _unshared_bytes(connection, id, job.owner, job.team or "")
     sent = select(O.kind, func.sum(O.size)).where(O.workload == rows.clean(id)).group_by(O.kind)
     for output, size in connection.execute(sent):
         counted[kind_of(output)] += int(size or 0)
     counted["folders"] = _total(connection, select(folders.c.bytes).where(folders.c.workload == rows.clean(id)))
-    tried = select(func.count()).select_from(attempts).where(attempts.c.workload == rows.clean(id))
-    counted["attempts"] = _total(connection, tried) * ATTEMPT_BYTES
+    attempt_count = select(func.count()).select_from(attempts).where(attempts.c.workload == rows.clean(id))
+    counted["attempts"] = _total(connection, attempt_count) * ATTEMPT_BYTES
     return dict(counted)
 
 
-def _alone(connection: Connection, id: str, owner: str, team: str) -> int:
+def _unshared_bytes(connection: Connection, id: str, owner: str, team: str) -> int:
     """Return the bytes of the contents of a job that no other job of the same owner and team has."""
     other, whose = aliased(files), aliased(workloads)
     shared = exists().where(
