@@ -57,7 +57,7 @@ def test_transactions_that_take_longer_start_less_often() -> None:
 
 async def test_a_transaction_has_few_rows_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other write is possible meanwhile: copies of a job with thousands of files go one after the other."""
-    monkeypatch.setattr(submission_batches, "MAX_FILES_AT_ONCE", 10)
+    monkeypatch.setattr(submission_batches, "MAX_BATCH_FILES", 10)
     store = FakeStore()
     batcher = SubmissionBatcher(store, time.time)  # type: ignore[arg-type]
     counts = (4, 6, 1, 30, 0, 0, 11)
