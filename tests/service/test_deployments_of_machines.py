@@ -250,3 +250,17 @@ async def test_a_document_that_cannot_be_read_is_quarantined_where_the_panel_and
         assert stored is not None
         world.store.deployments.delete("bad", stored.version, "root", 2.0)
         quarantine.passed("reading its document", "deployment", "bad")
+
+
+@pytest.mark.covers("F49", "F67")
+async def test_a_gang_whose_machines_are_ready_one_after_the_other_gets_no_further_one(tmp_path: Path) -> None:
+    """The second takes six seconds longer; three are allowed, and the first one idles for longer than it may."""
+    script = f"mkdir {tmp_path}/first || sleep 6"
+    document = DOCUMENT.replace("echo hello", script).replace("max_machines: 2", "max_machines: 3")
+    async with site(tmp_path, document) as world:
+        job = await world.run.submit("ana", "gang", python("print()"), profile="gpu2", workers=2)
+        done = await world.run.job(job.id, "succeeded", "failed", seconds=90)
+        assert done.state.value == "succeeded", done.message
+        launched = {event.machine for event in world.store.machine_log.events() if event.machine}
+        assert sorted(world.nodes_of(job.id)) == sorted(launched)
+        assert len(launched) == 2
