@@ -11,6 +11,7 @@ from dataclasses import replace
 from random import Random
 
 from autoscale.agents import Job
+from autoscale.fleet import EURO
 from autoscale.histories import TICK, History
 from makeway_quota.autoscale.demand import MachineDemand, PendingWork, PlacedWork
 from makeway_quota.autoscale.deployment import MoveRules
@@ -29,8 +30,9 @@ class MovingHistory(History):
         super().__init__(seed)
         self.chance = chance = Random(f"moves {seed}")
         self.rules = MoveRules(chance.choice((60.0, 120.0)), chance.choice((0, 0, 1)), chance.choice((1, 2)))
-        kinds = tuple(replace(kind, idle_timeout=300.0) for kind in self.deployment.types)
-        self.deployment = replace(self.deployment, moves=self.rules, types=kinds)
+        kinds = tuple(replace(kind, idle_timeout=300.0, max_machines=4) for kind in self.deployment.types)
+        hour = None if self.deployment.hour is None else 25 * EURO
+        self.deployment = replace(self.deployment, moves=self.rules, types=kinds, max_machines=9, hour=hour)
         self.moved_at = self.now
         self.began: dict[str, float] = {}
         """when the present attempt of each job began, as the world has it"""
@@ -40,9 +42,13 @@ class MovingHistory(History):
     def _submit(self) -> None:
         super()._submit()
         job = self.jobs[-1]
-        job.seconds = self.chance.choice((60.0, 200.0, 700.0, 1500.0))
+        job.seconds = self.chance.choice((60.0, 200.0, 200.0, 700.0, 1500.0))
         job.pool = self.chance.choice(("gpu",) * 7 + ("cpu",))
         job.workers = self.chance.choice((1, 1, 1, 1, 2)) if job.pool == "gpu" else 1
+
+    def _pause(self) -> None:
+        if self.chance.random() < 0.3:
+            super()._pause()
 
     def _set_clock(self) -> None:
         before = self.ahead

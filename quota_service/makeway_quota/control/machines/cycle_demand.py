@@ -116,12 +116,17 @@ def _placed_work(row: Workload, place: Place, machine: str, jobs: JobFacts | Non
 
 
 async def known_demand(
-    world: World, demand: Iterable[Demand], machines: Mapping[str, str], began: float, now: float
+    world: World, demand: Iterable[Demand], machines: Mapping[str, str], began: float, now: float, *, moves: bool
 ) -> CycleDemand:
-    """Return what a cycle knows at its end, with its commits, by a world; the others as for `cycle_demand`."""
+    """Return what a cycle knows at its end, with its commits, by a world; the others as for `cycle_demand`.
+
+    `moves`: whether jobs may be moved, so that the times of all count; else those of jobs with a limit do.
+    """
     demand, placed = tuple(demand), await world.placed()
-    rows, active = [world.times.of(row) for row in placed.values()], await world.rows_as_of_now()
-    submitted = {one.id: row.submitted_at for one in demand if (row := active.get(one.id)) is not None}
+    rows = [world.times.of(row) if moves or row.time_limit is not None else row for row in placed.values()]
+    limited, active = any(row.time_limit is not None for row in rows), await world.rows_as_of_now()
+    waiting = [active[one.id] for one in demand if one.id in active] if limited else []
+    submitted = {row.id: row.submitted_at for row in waiting}
     jobs = JobFacts(now, world.durations.remaining, world.durable_checkpoints)
     return cycle_demand(began, demand, world.observed.nodes, rows, machines, submitted, jobs)
 

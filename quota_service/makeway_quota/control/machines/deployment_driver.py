@@ -234,7 +234,7 @@ class DeploymentDriver:
     ) -> StepResult:
         """Read the rows, once, and make the step with what `demand` says of them. Runs in a thread."""
         rows = self._store.read(deployment.name)  # after the lists were taken
-        known = None if demand is None else demand.of(rows.machines, moves=deployment.moves is not None)
+        known = None if demand is None else demand.of(rows.machines, moves=_may_move(deployment, rows, seen))
         reports = (*seen.reports, *_fenced(rows, known))
         seen = replace(seen, now=self._clock(), demand=known, reports=reports)
         leader = StepLeader(term, self._identity.new_id, self._clock)
@@ -391,6 +391,14 @@ class DeploymentDriver:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _may_move(deployment: Deployment, rows: MachineRows, seen: StepInput) -> bool:
+    """Whether a step may move jobs, or has to look after some that move."""
+    if deployment.moves is None:
+        return False
+    due = seen.moved_at is not None and seen.now - seen.moved_at >= deployment.moves.every
+    return due or any(machine.drain == "move" for machine in rows.machines)
 
 
 def _fenced(rows: MachineRows, demand: MachineDemand | None) -> Iterator[tuple[str, MachineObservation]]:

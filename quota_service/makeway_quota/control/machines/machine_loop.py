@@ -140,7 +140,8 @@ class MachineLoop:
 
     async def known(self, world: World, demand: Iterable[Demand], began: float, now: float) -> CycleDemand:
         """Return what a cycle knows at its end, which observed the nodes at `began`."""
-        return await known_demand(world, demand, self.machines_on(world.observed.nodes), began, now)
+        moves = any(driver.deployment.moves for driver in self._drivers.values())
+        return await known_demand(world, demand, self.machines_on(world.observed.nodes), began, now, moves=moves)
 
     def notices(self, demand: CycleDemand, now: float) -> ChangeSet:
         """Return the notices of jobs whose machines are to go, by what a cycle knows at its end."""
