@@ -102,6 +102,8 @@ class MovingHistory(History):
 
     def _notice(self) -> None:
         """Notify jobs that are moved, as a cycle does at its end."""
+        if self.faults and self.chance.random() < 0.5:
+            return  # the cycle that would do it is a later one
         rows, demand = list(self.store.rows.values()), self._demand()
         for name in moving([self.deployment], rows, {self.deployment.name: demand}):
             row = self.store.rows[name]

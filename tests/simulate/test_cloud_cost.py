@@ -67,9 +67,10 @@ def sum_of_moves(run: CloudRun) -> float:
     return run.moves * 120 / 3600
 
 
-@pytest.mark.slow
 def test_ends_that_are_known_save_launches() -> None:
-    work = small(count=200)
-    known, unknown = (play(work, Case("fill", 600.0, limits=limits)) for limits in (True, False))
-    assert known.machines < unknown.machines
+    """A task that comes a minute before another one ends waits for that, if the end is known; else for a boot."""
+    long = [task(f"long-{n}", 1, 0, 3600 + 100 * n) for n in range(8)]  # they begin after a boot of 180 s
+    late = [task(f"late-{n}", 1, 3720 + 100 * n, 1800) for n in range(4)]
+    known, unknown = (play([*long, *late], Case("fill", 600.0, limits=limits)) for limits in (True, False))
+    assert (known.machines, unknown.machines) == (1, 2)
     assert known.hours < unknown.hours
