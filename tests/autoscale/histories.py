@@ -26,8 +26,6 @@ from makeway_quota.simulate.memory import MemoryMachineStore
 HISTORIES = int(os.environ.get("HISTORIES", "60"))
 """`make test` plays 200, which are PARTS * HISTORIES // 6; `make invariants` 10,000."""
 TICK = 20.0
-QUIET_ENDS = 400
-"""Ticks, at most, until all is done when no more faults happen: about 7 hours of back-offs and boots"""
 SLACK = 6 * TICK
 
 
@@ -48,6 +46,9 @@ class CheckedStore(MemoryMachineStore):
 
 class History:
     """One history; the seed decides all of it."""
+
+    quiet_ticks = 400
+    """ticks, at most, until all is done when no more faults happen: about 2 hours of back-offs and boots"""
 
     def __init__(self, seed: int) -> None:
         self.random = random = Random(seed)
@@ -104,7 +105,7 @@ class History:
         for _ in range(ticks):
             self._tick()
         self._calm()
-        for _ in range(QUIET_ENDS):
+        for _ in range(self.quiet_ticks):
             self._tick()
             if self._finished():
                 break

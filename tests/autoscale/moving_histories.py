@@ -26,6 +26,9 @@ SLOTS = {"gpu": 2, "cpu": 1}
 class MovingHistory(History):
     """One history in which each GPU machine has room for two workers, and jobs may be moved."""
 
+    quiet_ticks = 1000
+    """more than in other histories, as its jobs run for longer"""
+
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.chance = chance = Random(f"moves {seed}")
