@@ -2,7 +2,7 @@
 
 For the portal of `make run-kube`, and for tests. It writes the events and taints of Cluster Autoscaler, which itself is
 not to be had here: TriggeredScaleUp and NotTriggerScaleUp, ToBeDeletedByClusterAutoscaler. Pods with the annotation
-safe-to-evict "false" keep their node.
+safe-to-evict "false" keep their node. ProvisioningRequests are answered where `booking` is given.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import httpx2
 
 from . import simulated
 from .api import GPU, Api, ApiProblem, Object
+from .stand_in_provisioning import CONSUMES, StandInProvisioning, gpus_of
 
 POOL = "makeway.test/pool"
 TYPE = "node.kubernetes.io/instance-type"
@@ -25,14 +26,26 @@ SAFE = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 PRIORITY_CUTOFF = -10
 """Cluster Autoscaler ignores pods of a lower priority, and lets nodes go on which only such run"""
 
+PASSING = (404, 429)
+"""The refusals after which it looks again: what it looked at is gone, or its kind is only just served"""
+
 
 class StandInAutoscaler:
     """Groups of nodes by the instance type of their label, with the GPUs of a node and the most nodes of the group."""
 
     def __init__(
-        self, api: Api, pool: str, groups: dict[str, tuple[int, int]], boot: float = 1.0, unneeded: float = 3.0
+        self,
+        api: Api,
+        pool: str,
+        groups: dict[str, tuple[int, int]],
+        boot: float = 1.0,
+        unneeded: float = 3.0,
+        booking: float | None = None,
     ) -> None:
-        """`boot`: seconds until the device plugin of a new node shows its GPUs; `unneeded`: until an empty one goes."""
+        """`boot`: seconds until the device plugin of a new node shows its GPUs; `unneeded`: until an empty one goes.
+
+        `booking`: seconds for which a ProvisioningRequest keeps its node; None: the cluster has no such requests.
+        """
         self.api, self.pool, self.groups, self.boot, self.unneeded = api, pool, groups, boot, unneeded
         self.added: list[str] = []
         self.removed: list[str] = []
@@ -43,6 +56,9 @@ class StandInAutoscaler:
         self._refused: set[str] = set()
         self._empty_since: dict[str, float] = {}
         self._without_gpus: dict[str, tuple[float, int]] = {}
+        self._provisioning: StandInProvisioning | None = None
+        if booking is not None:
+            self._provisioning = StandInProvisioning(api, (POOL, pool), self._grow, booking)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="autoscaler")
 
@@ -62,7 +78,7 @@ class StandInAutoscaler:
             try:
                 self._scan()
             except (ApiProblem, httpx2.HTTPError) as error:
-                if not isinstance(error, ApiProblem) or error.status != 404:  # what it looked at is gone
+                if not isinstance(error, ApiProblem) or error.status not in PASSING:
                     self.failures.append(error)
 
     def _scan(self) -> None:
@@ -70,6 +86,8 @@ class StandInAutoscaler:
         for pod in pods:
             if self._waits(pod) and pod["metadata"]["uid"] not in self._for:
                 self._scale_up(pod)
+        if self._provisioning is not None:
+            self._provisioning.scan()
         self._finish_boots()
         self._scale_down(pods)
 
@@ -77,25 +95,35 @@ class StandInAutoscaler:
         conditions = pod["status"].get("conditions", ())
         unschedulable = any(one.get("reason") == "Unschedulable" for one in conditions)
         ours = pod["spec"].get("nodeSelector", {}).get(POOL) == self.pool
-        return unschedulable and ours and pod["spec"].get("priority", 0) >= PRIORITY_CUTOFF
+        consumes = CONSUMES in pod["metadata"].get("annotations", {})
+        return unschedulable and ours and not consumes and pod["spec"].get("priority", 0) >= PRIORITY_CUTOFF
 
     def _scale_up(self, pod: Object) -> None:
         wanted, uid = pod["spec"]["nodeSelector"].get(TYPE, ""), pod["metadata"]["uid"]
-        gpus, maximum = self.groups.get(wanted, (0, 0))
-        needed = int(pod["spec"]["containers"][0]["resources"].get("limits", {}).get(GPU, 0))
-        if len(self._nodes_of(wanted)) >= maximum or needed > gpus:
+        name = self._grow(pod)
+        if name is None:
             if uid not in self._refused:
                 self._refused.add(uid)
                 self._say(pod, "NotTriggerScaleUp", "pod didn't trigger scale-up: 1 max node group size reached")
             return
-        name = f"auto-{wanted}-{next(self._numbers)}"
         self._for[uid] = name
-        self._say(pod, "TriggeredScaleUp", f"pod triggered scale-up: [{{{wanted} 0->1 (max: {maximum})}}]")
+        self._say(
+            pod, "TriggeredScaleUp", f"pod triggered scale-up: [{{{wanted} 0->1 (max: {self.groups[wanted][1]})}}]"
+        )
+
+    def _grow(self, pod: Object) -> str | None:
+        """Add a node on which a pod fits; return its name, None where its group cannot grow."""
+        wanted = pod["spec"]["nodeSelector"].get(TYPE, "")
+        gpus, maximum = self.groups.get(wanted, (0, 0))
+        if len(self._nodes_of(wanted)) >= maximum or gpus_of(pod) > gpus:
+            return None
+        name = f"auto-{wanted}-{next(self._numbers)}"
         node = simulated.node(name, 0, "NVIDIA-H100-80GB-HBM3")
         node["metadata"]["labels"] |= {POOL: self.pool, TYPE: wanted}
         self.api.create("/api/v1/nodes", node)
         self.added.append(name)
         self._without_gpus[name] = time.monotonic() + self.boot, gpus
+        return name
 
     def _nodes_of(self, kind: str) -> list[Object]:
         return self.api.items("/api/v1/nodes", labelSelector=f"{POOL}={self.pool},{TYPE}={kind}")
@@ -111,9 +139,9 @@ class StandInAutoscaler:
         for name in [one for one in self.added if one not in self.removed]:
             kept = any(
                 pod["spec"].get("nodeName") == name
-                and (pod["metadata"].get("annotations", {}).get(SAFE) == "false" or _gpus(pod))
+                and (pod["metadata"].get("annotations", {}).get(SAFE) == "false" or gpus_of(pod))
                 for pod in pods
-            )
+            ) or (self._provisioning is not None and name in self._provisioning.reserved())
             if kept or name in self._without_gpus or any(self._for.get(p["metadata"]["uid"]) == name for p in pods):
                 self._empty_since.pop(name, None)
                 continue
@@ -140,7 +168,3 @@ class StandInAutoscaler:
             "count": 1,
         }
         self.api.create(f"/api/v1/namespaces/{metadata['namespace']}/events", event)
-
-
-def _gpus(pod: Object) -> int:
-    return sum(int(one.get("resources", {}).get("limits", {}).get(GPU, 0)) for one in pod["spec"]["containers"])

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from informing import soon
 from job_service import NAMESPACE, PODS, Serving, make_namespace
 from makeway_quota.autoscale.machine import Machine
+from pods import wait_until
+from releases import DEFINITIONS
 
-from kube_cluster.api import Api
+from kube_cluster.api import Api, Object
 from kube_cluster.cluster import Cluster
 from kube_cluster.stand_in_autoscaler import POOL, StandInAutoscaler
+from kube_cluster.stand_in_provisioning import conditions_of
 
 pytestmark = [pytest.mark.kube, pytest.mark.slow]
 
@@ -28,6 +32,9 @@ machine_types:
   - {name: small, pool: cloud, instance: small-2, gpus: 2, idle_timeout: 3}
   - {name: large, pool: cloud, instance: large-4, gpus: 4, idle_timeout: 3}
 """
+ASKS = DEPLOYMENT + "settings: {provisioning: request}\n"
+REQUESTS = f"/apis/autoscaling.x-k8s.io/v1/namespaces/{NAMESPACE}/provisioningrequests"
+TEMPLATES = f"/api/v1/namespaces/{NAMESPACE}/podtemplates"
 SIMULATED = {"key": "kwok.x-k8s.io/node", "operator": "Exists"}
 
 
@@ -55,6 +62,23 @@ async def growing(control_plane: Cluster, tmp_path: Path) -> AsyncIterator[Servi
         await one.close()
     made.reservation.close()
     control_plane.api.delete(PODS, gracePeriodSeconds="0")
+
+
+@pytest.fixture
+def requests(control_plane: Cluster) -> Iterator[str]:
+    """Install the kind of ProvisioningRequests; return the path of those of the jobs' namespace."""
+    api = control_plane.api
+    text = Path(__file__).with_name("provisioningrequests.yaml").read_text(encoding="utf-8")
+    name = api.create(DEFINITIONS, yaml.safe_load(text))["metadata"]["name"]
+
+    def serves() -> bool:
+        conditions = (api.get(f"{DEFINITIONS}/{name}").get("status") or {}).get("conditions") or ()
+        return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
+
+    wait_until(serves, "the kind is served")
+    yield REQUESTS
+    api.delete(f"{DEFINITIONS}/{name}")
+    wait_until(lambda: not api.items(DEFINITIONS, fieldSelector=f"metadata.name={name}"), "the kind is gone")
 
 
 def objects(api: Api) -> list[str]:
@@ -102,3 +126,63 @@ async def test_a_job_gets_a_node_of_the_clusters_autoscaler_which_goes_when_the_
             gone = store.machines.machine(machine.id)
             assert gone is not None
             assert gone.state == "gone"
+
+
+@pytest.mark.covers("F71", "F83")
+async def test_a_node_that_is_asked_for_by_a_provisioning_request_runs_the_job_that_consumes_it(
+    growing: Serving, control_plane: Cluster, requests: str
+) -> None:
+    api = control_plane.api
+    groups = {"small-2": (2, 0), "large-4": (4, 1)}  # of the preferred type there is none
+    with StandInAutoscaler(api, "cloud", groups, booking=10.0) as autoscaler:
+        async with growing.running() as service:
+            store = service.components.store
+            store.deployments.save("grows", ASKS, 0, "root", 1.0)
+            job = await growing.submit("ana", "fit", "train", profile="gpu2")
+
+            def rows() -> list[Machine]:
+                return list(store.machines.live())
+
+            await soon(lambda: [row.type for row in rows() if row.state == "ready"] == ["large"], "a machine is ready")
+            (machine,) = rows()
+            (asked,) = api.items(requests)
+            assert asked["metadata"]["name"] == f"makeway-machine-{machine.id}"
+            assert conditions_of(asked)["Provisioned"] == "True"
+            assert machine.cluster_node == "auto-large-4-1"
+
+            def pods() -> list[Object]:
+                found = api.items(PODS, labelSelector=f"makeway/job={job.id}")
+                return [one for one in found if one["spec"].get("nodeName") == "auto-large-4-1"]
+
+            await soon(lambda: len(pods()) == 1, "its pod is on the new node")
+            annotations = pods()[0]["metadata"]["annotations"]
+            assert annotations["autoscaling.x-k8s.io/consume-provisioning-request"] == asked["metadata"]["name"]
+            wanted_class = "best-effort-atomic-scale-up.autoscaling.x-k8s.io"
+            assert annotations["autoscaling.x-k8s.io/provisioning-class-name"] == wanted_class
+            await soon(lambda: "BookingExpired" in conditions_of(api.items(requests)[0]), "the booking has expired")
+            await asyncio.sleep(5)
+            assert [row.state for row in rows()] == ["ready"], "it is kept while it works"
+            assert (autoscaler.added, autoscaler.removed) == (["auto-large-4-1"], [])
+            await growing.client("ana").cancel(job.id)
+            await soon(lambda: autoscaler.removed == ["auto-large-4-1"], "the cluster removes the node")
+            await soon(lambda: not rows(), "the machine is gone")
+            await soon(lambda: not objects(api), "no pod and no record is left")
+            assert (api.items(requests), api.items(TEMPLATES), autoscaler.failures) == ([], [], [])
+
+
+@pytest.mark.covers("F83")
+async def test_the_cluster_removes_what_was_asked_for_with_the_record_of_the_machine(
+    growing: Serving, control_plane: Cluster, requests: str
+) -> None:
+    api = control_plane.api
+    records = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
+    async with growing.running() as service:  # without an autoscaler, nothing is decided
+        store = service.components.store
+        store.deployments.save("grows", ASKS, 0, "root", 1.0)
+        job = await growing.submit("ana", "fit", "train", profile="gpu2")
+        await soon(lambda: len(api.items(requests)) == 1, "a machine is asked for")
+        assert [one["metadata"]["name"] for one in api.items(TEMPLATES)] == [api.items(requests)[0]["metadata"]["name"]]
+        await growing.client("ana").cancel(job.id)
+    (record,) = api.items(records, labelSelector="makeway/machine")
+    api.delete(f"{records}/{record['metadata']['name']}")
+    await soon(lambda: not (api.items(requests) or api.items(TEMPLATES)), "what belongs to the record is removed")

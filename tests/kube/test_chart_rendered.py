@@ -329,8 +329,18 @@ def test_the_clusters_autoscaler_is_asked_for_nodes_only_where_the_values_say_so
     (rule,) = records(manifests)
     assert rule["verbs"] == ["create", "get", "list", "update", "delete"]
     assert "MAKEWAY_DEPLOYMENT_FILE" not in given
+    assert not _rights(manifests, "provisioningrequests")
+    asks = rendered(helm, tmp_path, {"clusterAutoscaler": {"enabled": True, "provisioningRequests": True}})
+    assert _rights(asks, "provisioningrequests") == ["create", "get", "list", "delete"]
+    assert _rights(asks, "podtemplates") == ["create", "get", "delete"]
     without = rendered(helm, tmp_path, {"clusterAutoscaler": {"enabled": True}, "priorityClasses": {"create": False}})
     assert "MAKEWAY_KUBE_PLACEHOLDER_CLASS" not in variables(without)
+
+
+def _rights(manifests: list[Object], resource: str) -> list[str]:
+    """Return what the service may do with a resource in the namespace of jobs."""
+    roles = [one for one in of_kind(manifests, "Role") if one["metadata"]["name"] == "makeway-service"]
+    return [verb for role in roles for rule in role["rules"] if resource in rule["resources"] for verb in rule["verbs"]]
 
 
 @pytest.mark.covers("F71")

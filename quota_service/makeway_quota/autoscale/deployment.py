@@ -20,6 +20,10 @@ Markets = Literal["on_demand", "spot", "spot_first"]
 DAY_MINUTES = 24 * 60
 CLUSTER = "kubernetes"
 """The provider whose machines are nodes that the cluster's autoscaler adds"""
+REQUEST, PLACEHOLDER = "request", "placeholder"
+"""How a cluster is asked for nodes: the setting `provisioning`"""
+ATOMIC = "best-effort-atomic-scale-up.autoscaling.x-k8s.io"
+"""The class of ProvisioningRequests that any Cluster Autoscaler adds nodes for"""
 SCALE_DOWN = 3600.0
 """Seconds that a cluster may take to remove a node that nothing keeps, before an administrator is told"""
 
@@ -193,3 +197,16 @@ class Deployment:
             "settings": dict(self.settings),
         }
         return json.dumps(request, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def provisioning_class(settings: Mapping[str, str]) -> str:
+    """Return the class of the ProvisioningRequests by which a cluster is asked for nodes; "" for placeholders alone."""
+    if settings.get("provisioning") != REQUEST:
+        return ""
+    return settings.get("provisioning_class") or ATOMIC
+
+
+def provisioning_parameters(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of ProvisioningRequests, which a document writes as NAME=VALUE, NAME=VALUE."""
+    pairs = (pair.partition("=") for pair in settings.get("provisioning_parameters", "").split(",") if pair.strip())
+    return {name.strip(): value.strip() for name, _, value in pairs}

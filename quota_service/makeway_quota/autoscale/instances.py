@@ -23,6 +23,7 @@ class Instance:
 
     No agent joins from a node of the cluster, so that its provider knows what an agent would report: `node`, once work
     can start there, with its GPUs and the attempts that it runs. `refused`: why it never will, "" where it may.
+    `revoked`: whether the cluster takes it back.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Instance:
     gpus: int = 0
     attempts: int = 0
     refused: str = ""
+    revoked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def match_instances(
         row = rows.get(instance.machine)
         if row is not None and row.id not in shown and row.instance in (None, instance.id):
             shown.add(row.id)
-            result += ((row, seen) for seen in _seen(instance, listed.at))
+            result += ((row, seen) for seen in _seen(instance, listed.at, deployment.drain_timeout))
         elif instance.state != "terminated":
             without_row[instance.id] = min(first_seen.get(instance.id, listed.at), listed.at)
             if _old(deployment, instance, listed.at, without_row[instance.id]):
@@ -95,7 +97,7 @@ def match_instances(
     return ListResult(tuple(result), tuple(orphans), without_row)
 
 
-def _seen(instance: Instance, at: float) -> Iterator[MachineObservation]:
+def _seen(instance: Instance, at: float, drain_timeout: float) -> Iterator[MachineObservation]:
     if instance.state == "terminated":
         yield MachineObservation("ended", at=at, instance=instance.id)
         return
@@ -107,6 +109,8 @@ def _seen(instance: Instance, at: float) -> Iterator[MachineObservation]:
         yield MachineObservation("joined", at=at, instance=instance.id, boot=boot)
         yield MachineObservation("initialised", at=at, boot=boot, gpus=instance.gpus)
         yield MachineObservation("heard", at=at, boot=boot, attempts=instance.attempts)
+    if instance.revoked:
+        yield MachineObservation("spot_notice", at=at, instance=instance.id, deadline=at + drain_timeout)
     if instance.state in ("stopping", "stopped"):
         yield MachineObservation("stopped", at=at, instance=instance.id)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...policy.issues import Loc, Problem, did_you_mean, quote
-from ..deployment import Deployment, MachineType
+from ..deployment import CLUSTER, PLACEHOLDER, REQUEST, Deployment, MachineType
 
 
 class Setting(NamedTuple):
@@ -41,6 +41,21 @@ SETTINGS: Mapping[str, Sequence[Setting]] = {
         ),
         Setting("max_run_hours", "Hours after which Google deletes a machine, whatever runs there; default: never"),
     ),
+    CLUSTER: (
+        Setting(
+            "provisioning",
+            "placeholder: a pod waits for each node; request: a ProvisioningRequest asks for it; default: placeholder",
+        ),
+        Setting(
+            "provisioning_class",
+            "Class of the ProvisioningRequests, such as queued-provisioning.gke.io; "
+            "default: best-effort-atomic-scale-up.autoscaling.x-k8s.io",
+        ),
+        Setting(
+            "provisioning_parameters",
+            "Parameters of the ProvisioningRequests, NAME=VALUE with commas between, such as ValidUntilSeconds=600",
+        ),
+    ),
 }
 """The settings of each provider; others than these take any"""
 CLOUD_FIELDS = ("machine_image", "disk", "subnets", "security_groups", "accelerator")
@@ -57,6 +72,9 @@ GCP_NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 IMAGE = re.compile(r"projects/([a-z0-9.:-]+)/global/images/(family/)?[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 SUBNET = re.compile(r"projects/[a-z0-9.:-]+/regions/[a-z0-9-]+/subnetworks/[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 ACCOUNT = re.compile(r"[a-z0-9][a-z0-9.-]*@[a-z0-9.-]+")
+CLASS = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+MAX_CLASS = 253
+PARAMETER = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?\s*=\s*[^\s=,]{1,255}")
 MAX_DISK = 64 * 2**20
 """MiB of a disk, at most"""
 
@@ -68,9 +86,10 @@ def provider_problems(deployment: Deployment, places: Sequence[Loc]) -> Iterator
         "gcp": _gcp_type,
     }
     of_type = of_types.get(deployment.provider, _no_cloud_type)
+    of_settings: dict[str, Callable[[Deployment], Iterator[Problem]]] = {"aws": _aws, "gcp": _gcp, CLUSTER: _cluster}
     if deployment.provider in SETTINGS:
         yield from _settings(deployment)
-        yield from _aws(deployment) if deployment.provider == "aws" else _gcp(deployment)
+        yield from of_settings[deployment.provider](deployment)
     for loc, kind in zip(places, deployment.types, strict=True):
         yield from of_type(deployment, loc, kind)
 
@@ -89,7 +108,7 @@ def _settings(deployment: Deployment) -> Iterator[Problem]:
             yield ("settings", name), message
         elif not value.strip():
             yield ("settings", name), f"{name} is empty; give it a value, or remove it"
-    least = MIN_REQUEST[deployment.provider]
+    least = MIN_REQUEST.get(deployment.provider, 0.0)
     if deployment.request_timeout < least:
         cloud, seconds = {"aws": ("AWS", 50), "gcp": ("Google", 111)}[deployment.provider]
         yield ("request_timeout",), f"an answer of {cloud} may take {seconds} seconds; make it {least:.0f} or more"
@@ -122,6 +141,27 @@ def _gcp(deployment: Deployment) -> Iterator[Problem]:
         hours = name == "max_run_hours" and value.isdecimal() and int(value) > MAX_RUN_HOURS
         if value.strip() and (hours or not pattern.fullmatch(value)):
             yield ("settings", name), f"{quote(value)} is not {expected}"
+
+
+def _cluster(deployment: Deployment) -> Iterator[Problem]:
+    settings = deployment.settings
+    how = settings.get("provisioning", PLACEHOLDER)
+    if how.strip() and how not in (PLACEHOLDER, REQUEST):
+        message = f"{quote(how)} is no way to ask for a node; {did_you_mean(how, (PLACEHOLDER, REQUEST))}"
+        yield ("settings", "provisioning"), message
+    for name in ("provisioning_class", "provisioning_parameters"):
+        if name in settings and how == PLACEHOLDER:
+            yield ("settings", name), f"{name} has no effect on placeholders; set provisioning: request, or remove it"
+    name = settings.get("provisioning_class", "")
+    if name.strip() and not (CLASS.fullmatch(name) and len(name) <= MAX_CLASS):
+        expected = "write one such as check-capacity.autoscaling.x-k8s.io"
+        yield ("settings", "provisioning_class"), f"{quote(name)} is not a class of ProvisioningRequests; {expected}"
+    pairs = [one.strip() for one in settings.get("provisioning_parameters", "").split(",")]
+    names = [pair.partition("=")[0].strip() for pair in pairs]
+    for pair in pairs:
+        if pair and (not PARAMETER.fullmatch(pair) or names.count(pair.partition("=")[0].strip()) > 1):
+            expected = "write NAME=VALUE, each name once, such as ValidUntilSeconds=600"
+            yield ("settings", "provisioning_parameters"), f"{quote(pair)} is not a parameter; {expected}"
 
 
 def _gcp_type(deployment: Deployment, loc: Loc, kind: MachineType) -> Iterator[Problem]:

@@ -271,7 +271,7 @@ class KubernetesBackend(RemoteBackend):
     async def _start(self, order: StartOrder, start_tokens: StartTokens) -> None:
         key = (order.workload, order.attempt)
         try:
-            manifests = self._worker_pods.manifests(order, start_tokens.secret.name)
+            manifests = self._worker_pods.manifests(order, start_tokens.secret.name, self.machine_source)
         except BackendUnavailable:
             raise
         except BackendError:

@@ -78,6 +78,8 @@ class MachineStatus:
     """whether it is, or will be, a node of the cluster that its backend shows, without an agent"""
     node: str = ""
     """its node there; "" while it has none"""
+    provisioning_class: str = ""
+    """of the ProvisioningRequest for it; "" where a placeholder alone asked for its node"""
     requested_at: float = 0.0
     workers: tuple[HostedWorker, ...] = ()
     """that its agent has started and not forgotten"""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...autoscale.deployment import CLUSTER
+from ...autoscale.deployment import CLUSTER, provisioning_class
 from ...autoscale.document import read_deployment
 from ...autoscale.machine import Machine, MachineState, Windows
 from ...backends import untrusted
@@ -61,6 +61,7 @@ class MachineOptions:
     memory: int = 0
     """both as the machine type states them, by which machines are sized; 0: not stated"""
     of_cluster: bool = False
+    provisioning_class: str = ""
 
 
 class MachineChannel:
@@ -312,6 +313,7 @@ def _status(row: Machine, options: MachineOptions, lost_after: float) -> Machine
         of_cluster=options.of_cluster,
         node=row.cluster_node,
         requested_at=row.requested_at,
+        provisioning_class=options.provisioning_class,
     )
 
 
@@ -371,4 +373,12 @@ def options_of(request: str) -> MachineOptions:
         cpu=max(0, untrusted.whole(known.get("cpu")) or 0),
         memory=max(0, untrusted.whole(known.get("memory")) or 0),
         of_cluster=known.get("provider") == CLUSTER,
+        provisioning_class=_provisioning_class(known),
     )
+
+
+def _provisioning_class(known: Mapping[str, Any]) -> str:
+    settings = known.get("settings")
+    if known.get("provider") != CLUSTER or not isinstance(settings, dict):
+        return ""
+    return provisioning_class({key: value for key, value in settings.items() if isinstance(value, str)})

@@ -72,7 +72,13 @@ def record(settings: PodSettings, request: str) -> Object:
     }
 
 
-def placeholder(settings: PodSettings, request: Mapping[str, Any], selector: NodeSelector, priority: str) -> Object:
+def placeholder(
+    settings: PodSettings,
+    request: Mapping[str, Any],
+    selector: NodeSelector,
+    priority: str,
+    annotations: Mapping[str, str] | None = None,
+) -> Object:
     """Return the pod of the shape of a machine, for which the autoscaler adds a node."""
     requests = {"cpu": f"{request['cpu']}m", "memory": f"{request['memory']}Mi", selector.resource: request["gpus"]}
     asked = {name: str(many) for name, many in requests.items() if str(many).rstrip("mMi") not in ("", "0")}
@@ -83,6 +89,7 @@ def placeholder(settings: PodSettings, request: Mapping[str, Any], selector: Nod
         labels[INSTANCE_TYPE] = request["instance"]
     if request["zone"]:
         labels[ZONE] = request["zone"]
+    pod["metadata"]["annotations"] |= annotations or {}
     pod["spec"]["nodeSelector"] = labels
     pod["spec"]["tolerations"] = [toleration_of(one) for one in selector.tolerations]
     return _with_template(pod, settings)

@@ -1,7 +1,8 @@
 """Launch machines by the cluster's own autoscaler: the provider `kubernetes` of deployments.
 
 Its methods block, and are called in threads: each makes its requests in an event loop of its own. All state is in the
-cluster, in one ConfigMap for each machine, so that any replica goes on with it.
+cluster, in one ConfigMap for each machine, so that any replica goes on with it. A deployment asks for nodes by
+placeholders, or by ProvisioningRequests.
 """
 
 from __future__ import annotations
@@ -34,7 +35,17 @@ from ..api.client import ApiClient, ApiStatusError, ApiUnreachable, Object
 from ..cluster.nodes import ClusterNode, NodeSelector, project_node
 from ..cluster.pod_requests import ENDED, MACHINE
 from ..pods.manifest import PodSettings
-from .objects import DEPLOYMENT, keeper, names_of, offers, placeholder, record, refusal, scale_up_of
+from .objects import DEPLOYMENT, ScaleUp, keeper, names_of, offers, placeholder, record, refusal, scale_up_of
+from .provisioning_requests import (
+    CRD,
+    answer_of,
+    class_of,
+    consumption,
+    is_revoked,
+    provisioning_request,
+    requests_path,
+    template,
+)
 
 T = TypeVar("T")
 log = logging.getLogger("makeway.machines")
@@ -48,10 +59,12 @@ UNFINISHED = 120.0
 
 @dataclass(frozen=True, slots=True)
 class _Cluster:
-    """What one list read: the records of all deployments, pods of machines by name, and busy workers by node."""
+    """What one list read: the records of all deployments, pods and ProvisioningRequests of machines by name, and busy
+    workers by node."""
 
     records: tuple[Object, ...]
     pods: Mapping[str, Object]
+    requests: Mapping[str, Object]
     busy: Mapping[str, int]
 
 
@@ -71,6 +84,7 @@ class KubernetesProvider:
         self._priority, self._decision_seconds = priority, decision_seconds
         space = f"/api/v1/namespaces/{settings.namespace}"
         self._records, self._pods, self._events = f"{space}/configmaps", f"{space}/pods", f"{space}/events"
+        self._templates, self._requests = f"{space}/podtemplates", requests_path(settings.namespace)
 
     # -- the protocol
 
@@ -92,6 +106,7 @@ class KubernetesProvider:
             taken = _takers(cluster)
             ours = [one for one in cluster.records if one["metadata"]["labels"].get(DEPLOYMENT) == deployment]
             await self._delete_strays(client, cluster, deployment, now)
+            ours = [one for one in ours if not self._is_launching(cluster, one, now)]
             result = [await self._seen(client, cluster, one, taken, now) for one in ours]
             complete = None not in result
             return InstanceList(now, tuple(one for one in result if one is not None), complete=complete)
@@ -120,11 +135,10 @@ class KubernetesProvider:
                 if error.status == 404:
                     return False
                 raise
-            machine = result["metadata"]["labels"][MACHINE]
             if not result["data"]["ended"]:
                 result["data"]["ended"] = "true"
                 await client.replace(f"{self._records}/{instance}", result)
-            placed = await self._delete_pods(client, machine)
+            placed = await self._delete_objects(client, result)
             if not placed and not result["data"]["node"]:
                 await client.delete(f"{self._records}/{instance}")
             return True
@@ -132,11 +146,11 @@ class KubernetesProvider:
         return self._run(end)
 
     def console(self, instance: str) -> str:
-        """Return what the scheduler and the autoscaler say of the placeholder."""
+        """Return what the scheduler and the autoscaler say of the placeholder, and of a ProvisioningRequest."""
         pod = f"{instance}-place"
 
         async def read(client: ApiClient) -> str:
-            events = await self._events_of(client, pod)
+            events = [*await self._events_of(client, instance), *await self._events_of(client, pod)]
             lines = (f"{one.get('reason')}: {one.get('message')}" for one in events)
             return "\n".join(dict.fromkeys(lines))
 
@@ -149,36 +163,66 @@ class KubernetesProvider:
     ) -> Instance:
         machine, deployment = str(wanted["machine"]), str(wanted["deployment"])
         names = names_of(machine)
-        result = await _created(client, self._records, record(self._settings, request))
-        if result["data"]["request"] != request:
+        stored = await _created(client, self._records, record(self._settings, request))
+        if stored["data"]["request"] != request:
             raise AnswerLost(f"{names.record} is the record of another request")
-        if result["data"]["ended"]:
+        if stored["data"]["ended"]:
             return Instance(names.record, machine, deployment, "terminated")
-        if not result["data"]["node"]:
-            pod = placeholder(self._settings, wanted, selector, self._priority)
+        if not stored["data"]["node"]:
             try:
-                await _created(client, self._pods, pod)
+                await self._ask(client, stored, wanted, selector)
             except ApiStatusError as error:
                 if 400 <= error.status < 500:  # certainly not created: of others the record is the trace
+                    with suppress(ApiStatusError):  # what may not be deleted goes with the record
+                        await self._delete_objects(client, stored)
                     await client.delete(f"{self._records}/{names.record}")
                 raise _launch_error(error) from error
-            await self._wait(client, machine)
+            await self._wait(client, stored)
         return Instance(names.record, machine, deployment)
 
-    async def _wait(self, client: ApiClient, machine: str) -> None:
+    async def _ask(self, client: ApiClient, stored: Object, wanted: Mapping[str, Any], selector: NodeSelector) -> None:
+        """Create what the autoscaler adds a node for: the placeholder, or a ProvisioningRequest of its shape."""
+        wanted_class = class_of(stored)
+        marks = consumption(str(wanted["machine"]), wanted_class)
+        pod = placeholder(self._settings, wanted, selector, self._priority, marks)
+        if not wanted_class:
+            await _created(client, self._pods, pod)
+            return
+        await _created(client, self._templates, template(pod, stored))
+        await _created(client, self._requests, provisioning_request(wanted, stored))
+
+    async def _wait(self, client: ApiClient, stored: Object) -> None:
         """Wait until the placeholder is bound, or the autoscaler has said what it does; StockOut if it adds no node."""
-        names, until = names_of(machine), time.monotonic() + self._decision_seconds
+        until = time.monotonic() + self._decision_seconds
         while time.monotonic() < until:
-            pod = await client.get(f"{self._pods}/{names.placeholder}")
-            if pod["spec"].get("nodeName"):
+            try:
+                answer = await self._answer(client, stored)
+            except ApiStatusError as error:
+                if error.status == 404:  # a list has shown the refusal before, and it was ended for that
+                    return
+                raise
+            if answer is not None and answer.coming:
+                if class_of(stored):
+                    await self._consume(client, stored)
                 return
-            message = scale_up_of(await self._events_of(client, names.placeholder, pod["metadata"]["uid"]))
-            if message is not None and message.coming:
-                return
-            if message is not None and not await self._delete_pods(client, machine):
-                await client.delete(f"{self._records}/{names.record}")
-                raise StockOut(refusal(message))
+            if answer is not None and not await self._delete_objects(client, stored):
+                await client.delete(f"{self._records}/{stored['metadata']['name']}")
+                result = StockOut(refusal(answer))
+                result.instance = names_of(
+                    str(stored["metadata"]["labels"][MACHINE])
+                ).record  # a list may have shown it
+                raise result
             await asyncio.sleep(min(POLL_SECONDS, self._decision_seconds / 5))
+
+    async def _answer(self, client: ApiClient, stored: Object) -> ScaleUp | None:
+        """Return what became of what was asked for; None where nothing is known yet."""
+        names = names_of(str(stored["metadata"]["labels"][MACHINE]))
+        if class_of(stored):
+            return answer_of(await client.get(f"{self._requests}/{names.record}"))
+        pod = await client.get(f"{self._pods}/{names.placeholder}")
+        if pod["spec"].get("nodeName"):
+            return ScaleUp(True, "")
+        return scale_up_of(await self._events_of(client, names.placeholder, pod["metadata"]["uid"]))
 
     # -- a list
 
@@ -191,7 +235,16 @@ class KubernetesProvider:
         jobs = await _items(client, self._pods, {"labelSelector": f"{ours},{KIND}=job"})
         running = (one for one in jobs if (one.get("status") or {}).get("phase") not in ENDED)
         busy = Counter(str(one["spec"]["nodeName"]) for one in running if one["spec"].get("nodeName"))
-        return _Cluster(tuple(records), {one["metadata"]["name"]: one for one in pods}, busy)
+        asked = any(class_of(one) for one in records)
+        requests = await _items(client, self._requests, {"labelSelector": machines}) if asked else ()
+        return _Cluster(tuple(records), _by_name(pods), _by_name(requests), busy)
+
+    def _is_launching(self, cluster: _Cluster, stored: Object, now: float) -> bool:
+        """Whether the launch of a machine still waits: its call answers, and leaves nothing where none is added."""
+        data = stored.get("data") or {}
+        pod = cluster.pods.get(names_of(str(stored["metadata"]["labels"].get(MACHINE))).placeholder) or {}
+        undecided = not (data.get("ended") or data.get("node") or (pod.get("spec") or {}).get("nodeName"))
+        return undecided and now - (_created_at(stored) or 0.0) < self._decision_seconds
 
     async def _delete_strays(self, client: ApiClient, cluster: _Cluster, deployment: str, now: float) -> None:
         """Delete pods whose record is gone, as of a launch that went on after its end; a node would come for ever."""
@@ -227,10 +280,10 @@ class KubernetesProvider:
         pod = cluster.pods.get(names.placeholder)
         node = stored["data"]["node"] or ((pod or {}).get("spec") or {}).get("nodeName") or ""
         if not node:
-            return await self._unbound(client, stored, pod, result, now)
+            return await self._unbound(client, cluster, stored, result, now)
         known = await self._node(client, node)
         if known is None or taken.get(node, machine) != machine:
-            await self._delete_pods(client, machine)
+            await self._delete_objects(client, stored)
             await client.delete(f"{self._records}/{names.record}")
             return replace(result, state="terminated")
         if stored["data"]["ended"]:
@@ -238,26 +291,42 @@ class KubernetesProvider:
         return await self._bound(client, cluster, stored, known, result)
 
     async def _unbound(
-        self, client: ApiClient, stored: Object, pod: Object | None, result: Instance, now: float
+        self, client: ApiClient, cluster: _Cluster, stored: Object, result: Instance, now: float
     ) -> Instance:
         """Return a machine without a node: one that was ended, or broke off, is over."""
-        broken_off = pod is None and now - (result.launched_at or now) > UNFINISHED
+        by_request, pod = class_of(stored), cluster.pods.get(names_of(result.machine).placeholder)
+        asked = cluster.requests.get(result.id) if by_request else pod
+        broken_off = asked is None and now - (result.launched_at or now) > UNFINISHED
         if stored["data"]["ended"] or broken_off:
-            if not await self._delete_pods(client, result.machine):
+            if not await self._delete_objects(client, stored):
                 await client.delete(f"{self._records}/{result.id}")
             return replace(result, state="terminated")
-        if pod is None:
+        if asked is None:
             return result
-        message = scale_up_of(await self._events_of(client, pod["metadata"]["name"], pod["metadata"]["uid"]))
-        if message is not None and not message.coming:
-            return replace(result, refused=refusal(message))
+        if by_request:
+            answer = answer_of(asked, consumed=pod is not None)
+        else:
+            answer = await self._answer(client, stored)
+        if answer is not None and not answer.coming:
+            return replace(result, refused=refusal(answer))
+        if by_request and answer is not None and pod is None:
+            await self._consume(client, stored)
         return result
+
+    async def _consume(self, client: ApiClient, stored: Object) -> None:
+        """Create the placeholder once its request is provisioned; a pod that came earlier would be ignored."""
+        wanted = json.loads(stored["data"]["request"])
+        selector = self._selector(str(wanted.get("pool", "")))
+        if selector is not None:
+            marks = consumption(str(wanted["machine"]), class_of(stored))
+            await _created(client, self._pods, placeholder(self._settings, wanted, selector, self._priority, marks))
 
     async def _bound(
         self, client: ApiClient, cluster: _Cluster, stored: Object, node: ClusterNode, result: Instance
     ) -> Instance:
         """Return a machine on its node: ready once the node has the GPUs, and nothing of ours holds them."""
         wanted, names = json.loads(stored["data"]["request"]), names_of(result.machine)
+        result = replace(result, revoked=is_revoked(cluster.requests.get(names.record)))
         if not stored["data"]["node"]:
             stored["data"]["node"] = node.name
             await client.replace(f"{self._records}/{names.record}", stored)
@@ -284,9 +353,15 @@ class KubernetesProvider:
             return await _items(client, self._events, {"fieldSelector": about})
         return ()
 
-    async def _delete_pods(self, client: ApiClient, machine: str) -> bool:
-        """Delete the pods of a machine; return whether the placeholder has got a node meanwhile."""
-        names = names_of(machine)
+    async def _delete_objects(self, client: ApiClient, stored: Object) -> bool:
+        """Delete all of a machine but its record; return whether the placeholder has got a node meanwhile.
+
+        The request goes first, so that no node is added for it any more.
+        """
+        names = names_of(str(stored["metadata"]["labels"][MACHINE]))
+        if class_of(stored):
+            await client.delete(f"{self._requests}/{names.record}")
+            await client.delete(f"{self._templates}/{names.record}")
         await client.delete(f"{self._pods}/{names.keeper}")
         await client.delete(f"{self._pods}/{names.placeholder}")
         try:
@@ -342,6 +417,10 @@ async def _created(client: ApiClient, path: str, body: Object) -> Object:
         return await client.get(f"{path}/{body['metadata']['name']}")
 
 
+def _by_name(objects: Sequence[Object]) -> dict[str, Object]:
+    return {one["metadata"]["name"]: one for one in objects}
+
+
 def _created_at(stored: Object) -> float | None:
     text = stored["metadata"].get("creationTimestamp")
     return datetime.fromisoformat(text).timestamp() if text else None
@@ -350,14 +429,16 @@ def _created_at(stored: Object) -> float | None:
 def _error(error: ApiStatusError) -> ProviderError:
     """Return what a refusal of the API server is to those who size; of others nothing is known to be done."""
     if error.status in (401, 403):
-        return Denied(f"{error}; the chart gives the rights where clusterAutoscaler.enabled is set")
+        return Denied(f"{error}; the chart gives the rights by clusterAutoscaler.enabled and .provisioningRequests")
     if error.status in (409, 429):
         return Throttled(str(error))
     return AnswerLost(str(error))
 
 
 def _launch_error(error: ApiStatusError) -> ProviderError:
-    """Return the refusal of a placeholder, which was certainly not created."""
+    """Return the refusal of what was asked for, which was certainly not created."""
+    if error.status == 404:
+        return InvalidLaunch(f"the cluster has no {CRD}: install them, or set provisioning: placeholder ({error})")
     if "exceeded quota" in error.message:
         return QuotaReached(str(error))
     if error.status == 403 and "cannot create resource" not in error.message:  # an admission policy

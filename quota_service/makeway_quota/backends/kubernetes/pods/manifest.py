@@ -102,6 +102,8 @@ class WorkerResources:
     """of the profile, in MiB"""
     node_disk: int = 0
     """what its node offers of its disk to pods, in MiB; 0: it does not count its disk"""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """by which it uses what the cluster's autoscaler provisioned for it"""
 
 
 def user_and_group(text: str) -> tuple[int, int] | None:
@@ -175,7 +177,7 @@ def worker_pod(
                 PROFILE: label_value(order.profile),
                 "makeway/user": label_value(order.owner),
             },
-            "annotations": _annotations(order),
+            "annotations": {**_annotations(order), **resources.annotations},
         },
         "spec": {
             "restartPolicy": "Never",

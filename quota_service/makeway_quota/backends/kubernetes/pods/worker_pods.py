@@ -13,10 +13,12 @@ from ....policy import Document
 from ....policy.pod_template import claim_templates_of
 from ....values import Place
 from ...base import BackendError, BackendUnavailable, NodeStatus, StartOrder
+from ...machines.machine_source import MachineSource
 from ..api.client import Object
 from ..api.quantities import MIB
 from ..cluster.inventory import KubernetesInventory
 from ..cluster.nodes import NodeSelector, Toleration, selectors
+from ..machines.provisioning_requests import consumed_on
 from .disk import RESOURCE
 from .manifest import PodSettings, WorkerResources, worker_pod
 
@@ -60,11 +62,16 @@ class WorkerPods:
             self._inventory.select(self._selectors)
         return self._inventory.node_statuses()
 
-    def manifests(self, order: StartOrder, tokens: str) -> list[Object]:
-        """Return the pods of an attempt, one for each worker; BackendError where their GPUs cannot be requested."""
-        return [self._pod(order, number, tokens) for number in range(len(order.workers))]
+    def manifests(self, order: StartOrder, tokens: str, source: MachineSource | None = None) -> list[Object]:
+        """Return the pods of an attempt, one for each worker; BackendError where their GPUs cannot be requested.
 
-    def _pod(self, order: StartOrder, number: int, tokens: str) -> Object:
+        On a machine for which the cluster's autoscaler was asked by a ProvisioningRequest, a pod consumes it.
+        """
+        machines = () if source is None else tuple(source.machines().values())
+        consumed = [consumed_on(place.node, machines) for place in order.workers]
+        return [self._pod(order, number, tokens, consumed[number]) for number in range(len(order.workers))]
+
+    def _pod(self, order: StartOrder, number: int, tokens: str, annotations: Mapping[str, str]) -> Object:
         document = self.document
         if document is None:
             raise BackendUnavailable("the policy document has not been read yet")
@@ -81,6 +88,7 @@ class WorkerPods:
             template=facts.pod if facts else {},
             disk=facts.disk if facts else 0,
             node_disk=self._inventory.allocatable(place.node, RESOURCE) // MIB,
+            annotations=annotations,
         )
         path = self._path(order.workload, order.attempt, number)
         return worker_pod(self._settings, order, number, path, tokens, given)
