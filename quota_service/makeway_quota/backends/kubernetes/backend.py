@@ -48,7 +48,8 @@ from .cluster.dead_nodes import NODE_LOST_AFTER, DeadNodes, NodeReadiness
 from .cluster.inventory import KubernetesInventory
 from .cluster.nodes import Toleration, selectors
 from .cluster.pod_requests import JOB
-from .machines.held_nodes import held_nodes
+from .machines.held_nodes import held_nodes, machines_of
+from .machines.provisioning_requests import consumption_of
 from .pods.checkpoint_folders import CheckpointFolders
 from .pods.claim_templates import ClaimTemplates
 from .pods.gang import create_shared
@@ -226,8 +227,7 @@ class KubernetesBackend(RemoteBackend):
 
     async def nodes(self) -> Mapping[str, NodeStatus]:
         """Return the nodes by name, in the pools of the policy in force; none before there is one."""
-        machines = () if self.machine_source is None else self.machine_source.machines().values()
-        return held_nodes(self._worker_pods.nodes(), self.inventory.nodes.objects, machines)
+        return held_nodes(self._worker_pods.nodes(), self.inventory.nodes.objects, machines_of(self.machine_source))
 
     async def hosts(self) -> Mapping[Key, WorkerHosts] | None:
         """Return what the pods of each attempt are together; None before the first complete list."""
@@ -271,7 +271,9 @@ class KubernetesBackend(RemoteBackend):
     async def _start(self, order: StartOrder, start_tokens: StartTokens) -> None:
         key = (order.workload, order.attempt)
         try:
-            manifests = self._worker_pods.manifests(order, start_tokens.secret.name, self.machine_source)
+            manifests = self._worker_pods.manifests(
+                order, start_tokens.secret.name, consumption_of(self.machine_source)
+            )
         except BackendUnavailable:
             raise
         except BackendError:

@@ -10,11 +10,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ...base import NodeStatus
-from ...machines.machine_source import MachineStatus
+from ...machines.machine_source import MachineSource, MachineStatus
 from ..cluster.nodes import ClusterNode
 
 CLOCKS = 60.0
 """Seconds by which the clocks of the service and of the API server may differ"""
+
+
+def machines_of(source: MachineSource | None) -> Iterable[MachineStatus]:
+    """Return the machines of a source, none where there is no source."""
+    return () if source is None else source.machines().values()
 
 
 def held_nodes(

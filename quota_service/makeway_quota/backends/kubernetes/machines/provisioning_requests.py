@@ -7,12 +7,13 @@ consumes it, as the pods of jobs on that node do: the autoscaler adds no node fo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ....autoscale.deployment import provisioning_class, provisioning_parameters
-from ...machines.machine_source import MachineStatus
+from ...machines.machine_source import MachineSource, MachineStatus
 from ..api.client import Object
+from .held_nodes import machines_of
 from .objects import ScaleUp, names_of
 
 GROUP = "autoscaling.x-k8s.io"
@@ -50,6 +51,12 @@ def consumed_on(node: str, machines: Iterable[MachineStatus]) -> dict[str, str]:
     """Return the annotations of pods of jobs on a node: those of its machine, where it has a request."""
     there = (one for one in machines if one.of_cluster and one.node == node and one.condition != "ending")
     return next((consumption(one.name, one.provisioning_class) for one in there), {})
+
+
+def consumption_of(source: MachineSource | None) -> Callable[[str], Mapping[str, str]]:
+    """Return a function from a node to the annotations of pods of jobs there."""
+    known = tuple(machines_of(source))
+    return lambda node: consumed_on(node, known)
 
 
 def template(pod: Object, owner: Object) -> Object:

@@ -13,12 +13,10 @@ from ....policy import Document
 from ....policy.pod_template import claim_templates_of
 from ....values import Place
 from ...base import BackendError, BackendUnavailable, NodeStatus, StartOrder
-from ...machines.machine_source import MachineSource
 from ..api.client import Object
 from ..api.quantities import MIB
 from ..cluster.inventory import KubernetesInventory
 from ..cluster.nodes import NodeSelector, Toleration, selectors
-from ..machines.provisioning_requests import consumed_on
 from .disk import RESOURCE
 from .manifest import PodSettings, WorkerResources, worker_pod
 
@@ -62,14 +60,15 @@ class WorkerPods:
             self._inventory.select(self._selectors)
         return self._inventory.node_statuses()
 
-    def manifests(self, order: StartOrder, tokens: str, source: MachineSource | None = None) -> list[Object]:
+    def manifests(
+        self, order: StartOrder, tokens: str, annotations: Callable[[str], Mapping[str, str]] = lambda node: {}
+    ) -> list[Object]:
         """Return the pods of an attempt, one for each worker; BackendError where their GPUs cannot be requested.
 
-        On a machine for which the cluster's autoscaler was asked by a ProvisioningRequest, a pod consumes it.
+        `annotations`: by node, those by which a pod uses what the cluster's autoscaler provisioned for it.
         """
-        machines = () if source is None else tuple(source.machines().values())
-        consumed = [consumed_on(place.node, machines) for place in order.workers]
-        return [self._pod(order, number, tokens, consumed[number]) for number in range(len(order.workers))]
+        marks = [annotations(place.node) for place in order.workers]
+        return [self._pod(order, number, tokens, marks[number]) for number in range(len(order.workers))]
 
     def _pod(self, order: StartOrder, number: int, tokens: str, annotations: Mapping[str, str]) -> Object:
         document = self.document
