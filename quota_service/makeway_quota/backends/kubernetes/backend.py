@@ -49,7 +49,7 @@ from .cluster.inventory import KubernetesInventory
 from .cluster.nodes import Toleration, selectors
 from .cluster.pod_requests import JOB
 from .machines.held_nodes import held_nodes, machines_of
-from .machines.provisioning_requests import consumption_of
+from .machines.provisioning_requests import consumed_by
 from .pods.checkpoint_folders import CheckpointFolders
 from .pods.claim_templates import ClaimTemplates
 from .pods.gang import create_shared
@@ -271,9 +271,7 @@ class KubernetesBackend(RemoteBackend):
     async def _start(self, order: StartOrder, start_tokens: StartTokens) -> None:
         key = (order.workload, order.attempt)
         try:
-            manifests = self._worker_pods.manifests(
-                order, start_tokens.secret.name, consumption_of(self.machine_source)
-            )
+            manifests = self._worker_pods.manifests(order, start_tokens.secret.name, consumed_by(self.machine_source))
         except BackendUnavailable:
             raise
         except BackendError:

@@ -53,7 +53,7 @@ def consumed_on(node: str, machines: Iterable[MachineStatus]) -> dict[str, str]:
     return next((consumption(one.name, one.provisioning_class) for one in there), {})
 
 
-def consumption_of(source: MachineSource | None) -> Callable[[str], Mapping[str, str]]:
+def consumed_by(source: MachineSource | None) -> Callable[[str], Mapping[str, str]]:
     """Return a function from a node to the annotations of pods of jobs there."""
     known = tuple(machines_of(source))
     return lambda node: consumed_on(node, known)
