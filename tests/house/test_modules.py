@@ -136,7 +136,6 @@ SHORT: dict[str, str] = {
     "autoscale.providers.choice": "alone knows all providers, so that each is imported only where it is named",
     "backends.kubernetes.attempts.creation": "a start may be repeated: this rule is tested alone",
     "backends.kubernetes.attempts.termination_message": "reads what a job's container wrote, which is not trusted",
-    "backends.kubernetes.machines.held_nodes": "keeps an autoscaler from adding two nodes: tested alone",
     "backends.local.machine_loss": "a judgement about the whole machine, tested alone",
     "backends.routing.channels": "which backend reads which report is tested alone",
     "backends.routing.placements": "what is kept of ended attempts, and how much, is tested alone",
