@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations, product
 from math import prod
@@ -50,7 +50,8 @@ def legal_sets(facts: Facts, after: State, w: Workload, pool: str, own: bool = T
     rooms = after.rooms()
     able = [(o, place) for o, place in after.held.values() if _may_leave(facts, after, rooms, w, pool, o, place)]
     ways = [options(facts, o, place, pool) for o, place in able]
-    if prod(len(item) + 1 for item in ways) > MAX_SETS:
+    idle = 2 ** _count_without_gpus(facts, after, w, pool, {o.id for o, _ in able})
+    if prod(len(item) + 1 for item in ways) * idle > MAX_SETS:
         return
     for choice in product(*([None, *item] for item in ways)):
         group = tuple(leaving for leaving in choice if leaving is not None)
@@ -100,6 +101,18 @@ def without(state: State, group: Sequence[Leaving]) -> State:
         if leaving.kept:
             held[leaving.victim.id] = leaving.victim, leaving.kept
     return State(state.facts, held)
+
+
+def _count_without_gpus(facts: Facts, after: State, w: Workload, pool: str, able: Container[str]) -> int:
+    """Count the work in a pool that holds no GPUs and would not help: it is among the combinations all the same."""
+    others = [(o, place) for name, (o, place) in after.held.items() if name not in able and not amount(facts, o, place)]
+    return sum(
+        o.state in ("starting", "running")
+        and not o.non_preemptible
+        and not (w.kind == "job" and is_protected(facts, o))
+        and any(facts.nodes[placed.node].pool == pool for placed in place if placed.node in facts.nodes)
+        for o, place in others
+    )
 
 
 def _may_leave(
