@@ -54,10 +54,12 @@ def submitted(client: Client, code: str, profile: str = "cloud1") -> Job:
     return client.submit(JobRequest(profile=profile, team="rnd", name="hello", command=[sys.executable, "-c", code]))
 
 
-@pytest.mark.covers("F49", "F54", "F70")
+@pytest.mark.covers("F49", "F54", "F60", "F61", "F70")
 def test_a_job_of_the_demo_waits_for_a_machine_runs_on_it_and_the_machine_ends(portal: Started) -> None:
     portal.start()
     with Client(f"{portal.base}/services/makeway", portal.user_token("ana")) as ana:
+        assert [one.total for one in ana.pools() if one.name == "gpu"] == [10]
+        assert (ana.usage().used, ana.usage().free) == (0, 10), "what launches machines was started and holds no GPU"
         job = submitted(ana, "print('hello from a machine')")
         told: list[str] = []
 

@@ -343,6 +343,22 @@ def _rights(manifests: list[Object], resource: str) -> list[str]:
     return [verb for role in roles for rule in role["rules"] if resource in rule["resources"] for verb in rule["verbs"]]
 
 
+@pytest.mark.covers("F60", "F61")
+def test_what_asks_for_nodes_is_a_part_of_the_service_that_starts_by_itself_on_no_gpu(
+    helm: Helm, tmp_path: Path
+) -> None:
+    usual, grows = (rendered(helm, tmp_path, {"clusterAutoscaler": {"enabled": on}}) for on in (False, True))
+    assert pod_specs(grows).keys() == pod_specs(usual).keys(), "no further pod to start"
+    [service] = pod_specs(grows)["makeway-service"]["containers"]
+    assert service["name"] == pod_specs(usual)["makeway-service"]["containers"][0]["name"]
+    for name, spec in pod_specs(grows).items():
+        for container in [*spec.get("initContainers", ()), *spec["containers"]]:
+            asked = {*container["resources"].get("limits", ()), *container["resources"].get("requests", ())}
+            assert asked <= {"cpu", "memory", "ephemeral-storage"}, name
+    [deployment] = [one for one in of_kind(grows, "Deployment") if one["metadata"]["name"] == "makeway-service"]
+    assert deployment["spec"]["replicas"] >= 1
+
+
 @pytest.mark.covers("F71")
 def test_a_deployment_of_the_values_is_that_which_an_empty_database_starts_with(helm: Helm, tmp_path: Path) -> None:
     text = "version: 1\nname: cluster\nprovider: kubernetes\n"

@@ -43,6 +43,9 @@ machine_types:
 """
 
 
+UNTIL = python("import time; time.sleep(600)")
+
+
 class Site:
     """A service with a deployment, and its cloud."""
 
@@ -162,6 +165,50 @@ async def test_a_machine_whose_init_script_fails_is_ended_and_says_why(tmp_path:
             "No machine is coming for it: machines of type g2 did not become ready. demo has 0 of at most 2 machines.",
         )
         await world.run.client("ana").cancel(job.id)
+
+
+@pytest.mark.covers("F02", "F06", "F60")
+async def test_a_machine_is_launched_only_where_what_is_there_holds_a_job_not(tmp_path: Path) -> None:
+    """The profile names the pool that is there first; what drives its machines is a part of the service, on no GPU."""
+    policy = POLICY.replace("gpus: 2, pools: [cloud]", "gpus: 2, pools: [here, cloud]")
+    policy = policy.replace("quotas: [{pools: [cloud]", "quotas: [{pools: [here, cloud]")
+    policy = policy.replace("{name: here, nodes", "{name: here, size: 2, nodes")
+    document = DOCUMENT.replace("idle_timeout: 3", "idle_timeout: 60")
+    async with site(tmp_path, document, policy, nodes=[NodeStatus("here-1", "here", (0, 1))]) as world:
+        root, ana = world.run.client("root"), world.run.client("ana")
+
+        async def pools() -> dict[str, tuple[str, float, float]]:
+            return {pool.name: (pool.kind, pool.total, pool.used) for pool in await root.pools()}
+
+        async def where(name: str) -> tuple[str, list[str]]:
+            job = await world.run.job((await world.run.submit("ana", name, UNTIL, profile="gpu2")).id, "running")
+            return job.id, [grant.node for grant in job.placement]
+
+        assert await pools() == {"here": ("static", 2.0, 0.0), "cloud": ("autoscaled", 0.0, 0.0)}
+        assert (await root.usage()).used == 0, "the loop that drives machines holds no GPU"
+        local, nodes = await where("local is free")
+        assert nodes == ["here-1"]
+        await world.run.converged()
+        assert world.machines == []
+        _, nodes = await where("local is full")
+        [machine] = world.machines
+        assert nodes == [machine.id]
+        assert await pools() == {"here": ("static", 2.0, 2.0), "cloud": ("autoscaled", 2.0, 2.0)}
+        second, nodes = await where("all are full")
+        assert set(nodes) == {one.id for one in world.machines} - {machine.id}
+        await ana.cancel(second)
+        await world.run.job(second, "cancelled")
+        await ana.cancel(local)
+        await world.run.job(local, "cancelled")
+
+        async def idles() -> bool:
+            offers = (await ana.offers(kind="job")).offers
+            return next(one.code for one in offers if one.profile == "gpu1") == "ready_now"  # on a machine alone
+
+        await world.run.until(idles, "a machine has room")
+        _, nodes = await where("both have room")
+        assert nodes == ["here-1"], "the machine that idles does not go before what is there"
+        assert len({event.machine for event in world.store.machine_log.events() if event.machine}) == 2
 
 
 async def test_what_the_console_said_of_a_machine_that_did_not_join_is_there_after_its_end(tmp_path: Path) -> None:
