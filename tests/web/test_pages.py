@@ -481,5 +481,19 @@ async def test_the_map_says_of_a_pool_without_nodes_whether_machines_join_it(web
     assert "stays 0 of 0 in use This pool has no node now." in shown
 
 
+@pytest.mark.covers("F75")
+async def test_the_page_of_a_job_names_its_image_where_there_is_one(web: Portal) -> None:
+    root = await web.browser("root")
+    before = await web.run.submit("ana", "before", profile="gpu1")
+    document = (await web.services.policies.current(PEOPLE["root"])).document or ""
+    changed = document.replace("    title: 1 GPU\n", "    title: 1 GPU\n    image: registry.example/lab:3\n", 1)
+    assert changed != document
+    form = xsrf(check(await root.get(f"{PREFIX}policy")))
+    await applied(root, form | {"base": "1", "document": changed, "comment": ""})
+    after = await web.run.submit("ana", "after", profile="gpu1")
+    assert "Image registry.example/lab:3" in words(check(await root.get(f"{PREFIX}jobs/{after.id}")))
+    assert "<dt>Image</dt>" not in check(await root.get(f"{PREFIX}jobs/{before.id}"))
+
+
 async def no_cycle(explain: bool = True) -> bool:
     return False
