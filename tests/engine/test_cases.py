@@ -56,6 +56,7 @@ EXPECTED = {
     "20-department-sold-twice-to-sessions": Expected(refuse=("y0", "y1")),
     "21-gang-shrinks-more-than-asked": Expected({"a3": "b1"}),
     "22-min-runtime": Expected(),
+    "23-cascade-in-a-pool-beside": Expected({"w02": "n4"}),
 }
 NOT_YET: set[str] = set()
 """Engines that still break these rules."""

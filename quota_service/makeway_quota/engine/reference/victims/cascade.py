@@ -79,9 +79,9 @@ def may_cascade(p: Preemptor, evicted: Victims, victim: Allocation) -> bool:
     cluster, workload, settings = p.cluster, victim.workload, p.cluster.settings
     if not victim.need.total or settings.fair_share == "reclaim":
         return bool(victim.need.total)
-    pools = cluster.pools_of(workload)
-    limited = any(limiting(cluster, victim.chain, pool) for pool in pools)  # candidates may run in other pools then
-    pools = pools if limited else tuple(other for pool in pools for other in (pool, *cluster.pools_beside(pool)))
+    own = cluster.pools_of(workload)
+    limited = any(limiting(cluster, victim.chain, pool) for pool in own)  # candidates may run in other pools then
+    pools = own if limited else tuple(other for pool in own for other in (pool, *cluster.pools_beside(pool)))
     mine = [a for a in cluster.running.values() if a.chain[0] == victim.chain[0] and a.amount]
     team = [a for a in mine if limited or a.amount_in(pools)]
     lower = [
@@ -92,4 +92,4 @@ def may_cascade(p: Preemptor, evicted: Victims, victim: Allocation) -> bool:
         return True
     trial = without(cluster, evicted, released=True)
     trial.nominations[p.workload.id] = Allocation(p.workload, p.need, p.pool, (), p.need.total, p.chain)
-    return any(in_quota(trial, victim.chain, pool, victim.need.total, False) for pool in pools)
+    return any(in_quota(trial, victim.chain, pool, victim.need.total, False) for pool in own)
