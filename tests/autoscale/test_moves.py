@@ -13,8 +13,10 @@ from makeway_quota.backends.base import AttemptStatus, NodeStatus, Observation, 
 from makeway_quota.control.machines.cycle_demand import JobFacts, cycle_demand
 from makeway_quota.control.machines.machine_notices import MARGIN, moving, notices
 from makeway_quota.control.reconcile import reconcile
+from makeway_quota.control.world.clock_steps import ClockSteps
+from makeway_quota.control.world.corrected_times import CorrectedTimes
 from makeway_quota.store.records import NewWorkload, Workload
-from makeway_quota.store.rows import initial_record
+from makeway_quota.store.rows import changed, initial_record
 from makeway_quota.values import Notice, Place
 
 RULES = MoveRules(every=3600.0, headroom=0, most=2)
@@ -283,6 +285,24 @@ def test_a_spot_notice_during_a_move_ends_the_time_to_save_earlier() -> None:
     hurried = told(fleet, running("small", machine, notice=given, state="checkpointing"), running("one", second))
     assert hurried["small"].deadline == fleet.now + 30 - MARGIN
     assert hurried["small"].reason == given.reason
+
+
+def test_a_notice_that_ends_earlier_reaches_the_job_and_is_written_once() -> None:
+    fleet = shared(None)
+    machine = fleet.rows[0].id
+    fleet.report(machine, "spot_notice", deadline=fleet.now + 120)
+    fleet.cycle()
+    times = CorrectedTimes(ClockSteps(lambda: fleet.now, lambda: fleet.now))
+    given = Notice("evicted", fleet.now - 5, fleet.now + 595, "evict")
+    row = running("small", machine, grace=600.0, notice=given, state="checkpointing")
+    times.of(row)  # the cycles before the notice of the provider have seen it
+    hurried = told(fleet, times.of(row))["small"]
+    row = changed(row, {"notice": hurried})
+    assert times.of(row).notice == hurried, "this leader counts the new deadline, too"
+    assert hurried.deadline == fleet.now + 120 - MARGIN
+    assert hurried.at != given.at, "the backend gets it as a new one"
+    fleet.now += 1
+    assert told(fleet, times.of(row)) == {}
 
 
 @pytest.mark.parametrize(

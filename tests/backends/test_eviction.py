@@ -136,6 +136,34 @@ while True:
     assert shop.log("j-1").count("signal\n") == 1
 
 
+async def test_what_a_job_has_saved_for_its_notice_counts_after_one_that_ends_earlier(shop: Workshop) -> None:
+    code = """
+import json, os, signal, time
+signal.signal(signal.SIGTERM, lambda *a: None)
+print("up", flush=True)
+def deadline():
+    try:
+        return json.load(open(os.environ["MAKEWAY_STOP_FILE"]))["deadline"]
+    except FileNotFoundError:
+        return None
+while (first := deadline()) is None:
+    time.sleep(0.01)
+with open(os.environ["MAKEWAY_PROGRESS_FILE"], "w") as file:
+    json.dump({"step": 3, "saved_at": time.time(), "acknowledged_at": time.time()}, file)
+print("saved", flush=True)
+while deadline() == first:
+    time.sleep(0.01)
+"""
+    await shop.python("j-1", code)
+    await shop.running("j-1", says="up")
+    await shop.ask("j-1", grace=60.0)
+    await shop.until("j-1", lambda seen: "saved" in shop.log("j-1"))
+    await asyncio.sleep(1.2)
+    await shop.ask("j-1", grace=20.0)
+    seen = await shop.over("j-1")
+    assert (seen.acknowledged, seen.killed, seen.step) == (True, False, 3)
+
+
 async def test_a_notice_right_after_the_start_is_not_lost(shop: Workshop) -> None:
     await shop.run("j-1", "sleep", "60")
     await shop.ask("j-1")

@@ -146,6 +146,8 @@ class Run:
         self.children = Children()
         self.delivery = NoticeDelivery(self.children, self.signal, attempt.path("progress.json"))
         self.notice: dict[str, Any] = {}
+        self._noticed_at = 0.0
+        """When the first notice was given, by the clock of the service"""
         self.kill_at: float | None = None
         self.killed = self.timed_out = self.cancelled = self.lingered = False
         self.storage_failed = self._warned = False
@@ -337,6 +339,8 @@ class Run:
         """Write the stop file, and signal what does not read it; a repeated notice only brings the deadline forward."""
         if self.notice and notice["deadline"] >= self.notice["deadline"]:
             return
+        if not self.notice:
+            self._noticed_at = number(notice.get("at")) or 0.0
         self.notice = notice
         self.delivery.observe()
         try:
@@ -369,7 +373,7 @@ class Run:
 
     def _acknowledged_in_writing(self) -> bool:
         at = number(read_json(self.attempt.path("progress.json")).get("acknowledged_at"))
-        return at is not None and at >= (number(self.notice.get("at")) or 0.0) - 1.0
+        return at is not None and at >= self._noticed_at - 1.0
 
     def _acknowledged(self, code: int) -> bool:
         """Whether the job ended by itself because of the notice."""

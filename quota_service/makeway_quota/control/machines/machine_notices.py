@@ -75,7 +75,7 @@ def _notice(change_set: ChangeSet, row: Workload, machine: Machine, now: float) 
     limit = None if machine.deadline is None else max(now, machine.deadline - MARGIN)
     if row.notice is not None:
         if limit is not None and row.notice.deadline > limit:
-            change_set.add(*transitions.hasten(row, limit))
+            change_set.add(*transitions.hasten(row, limit, now))
         return
     until = now + row.grace if limit is None else min(now + row.grace, limit)
     cause = machine.drain or "idle"
