@@ -247,10 +247,13 @@ class DeploymentTable(Table):
     machine_types: Many[Any] = Field((), description="Machine types, the preferred ones first")
 
 
-def read_deployment(text: str, file: str = "deployment.yaml", pools: Collection[str] | None = None) -> Deployment:
+def read_deployment(
+    text: str, file: str = "deployment.yaml", pools: Collection[str] | None = None, *, stored: bool = False
+) -> Deployment:
     """Return the deployment of a document; PolicyInvalid lists everything that is wrong with it.
 
-    `pools`: those of the policy document; None: not compared.
+    `pools`: those of the policy document; None: not compared. `stored`: settings of a cluster that are not known are
+    ignored, as an earlier release may have saved them.
     """
     try:
         source = parse(text, MAX_BYTES)
@@ -273,7 +276,7 @@ def read_deployment(text: str, file: str = "deployment.yaml", pools: Collection[
     deployment = None
     if top is not None:
         deployment = top.as_value(Deployment, types=tuple(kind for _, kind in kinds))
-        problems += provider_problems(deployment, [loc for loc, _ in kinds])
+        problems += provider_problems(deployment, [loc for loc, _ in kinds], stored=stored)
     if problems or deployment is None:
         raise PolicyInvalid(in_order(Issue(file, source.line(loc), place(loc), message) for loc, message in problems))
     return deployment

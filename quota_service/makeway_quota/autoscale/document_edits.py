@@ -26,7 +26,7 @@ MAX_SHOWN = 60
 
 def with_paused(text: str, paused: bool) -> str:
     """Return a document with `paused` set; the same text where it is set so already. PolicyInvalid as when read."""
-    deployment = read_deployment(text)
+    deployment = read_deployment(text, stored=True)
     if deployment.paused == paused:
         return text
     return _changed(text, "paused", "true" if paused else "false", replace(deployment, paused=paused))
@@ -34,7 +34,7 @@ def with_paused(text: str, paused: bool) -> str:
 
 def with_name(text: str, name: str) -> str:
     """Return a document under another name. PolicyInvalid as when read."""
-    deployment = read_deployment(text)
+    deployment = read_deployment(text, stored=True)
     return text if deployment.name == name else _changed(text, "name", name, replace(deployment, name=name))
 
 
@@ -88,7 +88,7 @@ def _changed(text: str, key: str, value: str, wanted: Deployment) -> str:
     plain = text.removeprefix("\ufeff")
     changed = _replaced(plain, key, value)
     try:
-        if changed is not None and read_deployment(changed) == wanted:
+        if changed is not None and read_deployment(changed, stored=True) == wanted:
             return changed
     except PolicyInvalid:
         pass

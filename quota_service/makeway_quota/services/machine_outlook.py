@@ -120,7 +120,7 @@ class MachineOutlook:
             deployment = documents.get(stored.name)
             if deployment is None or deployment.revision != stored.version:
                 try:
-                    read = read_deployment(stored.document, stored.name)
+                    read = read_deployment(stored.document, stored.name, stored=True)
                 except PolicyInvalid:
                     continue  # nothing is launched by it; the loop quarantines it
                 deployment = replace(read, revision=stored.version)

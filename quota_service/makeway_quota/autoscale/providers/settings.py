@@ -79,8 +79,11 @@ MAX_DISK = 64 * 2**20
 """MiB of a disk, at most"""
 
 
-def provider_problems(deployment: Deployment, places: Sequence[Loc]) -> Iterator[Problem]:
-    """Yield what the provider of a deployment cannot do. `places`: where each machine type is in the document."""
+def provider_problems(deployment: Deployment, places: Sequence[Loc], *, stored: bool = False) -> Iterator[Problem]:
+    """Yield what the provider of a deployment cannot do. `places`: where each machine type is in the document.
+
+    `stored`: the document was saved before; earlier releases took any settings of a cluster.
+    """
     of_types: dict[str, Callable[[Deployment, Loc, MachineType], Iterator[Problem]]] = {
         "aws": _aws_type,
         "gcp": _gcp_type,
@@ -88,7 +91,7 @@ def provider_problems(deployment: Deployment, places: Sequence[Loc]) -> Iterator
     of_type = of_types.get(deployment.provider, _no_cloud_type)
     of_settings: dict[str, Callable[[Deployment], Iterator[Problem]]] = {"aws": _aws, "gcp": _gcp, CLUSTER: _cluster}
     if deployment.provider in SETTINGS:
-        yield from _settings(deployment)
+        yield from _settings(deployment, ignores_unknown=stored and deployment.provider == CLUSTER)
         yield from of_settings[deployment.provider](deployment)
     for loc, kind in zip(places, deployment.types, strict=True):
         yield from of_type(deployment, loc, kind)
@@ -100,10 +103,12 @@ def _no_cloud_type(deployment: Deployment, loc: Loc, kind: MachineType) -> Itera
             yield (*loc, name), f"the provider {deployment.provider} has no {name}; remove it"
 
 
-def _settings(deployment: Deployment) -> Iterator[Problem]:
+def _settings(deployment: Deployment, *, ignores_unknown: bool) -> Iterator[Problem]:
     known = [one.name for one in SETTINGS[deployment.provider]]
     for name, value in deployment.settings.items():
         if name not in known:
+            if ignores_unknown:
+                continue
             message = f"{quote(name)} is no setting of {deployment.provider}; {did_you_mean(name, known)}"
             yield ("settings", name), message
         elif not value.strip():

@@ -236,7 +236,8 @@ class MachineChannel:
         self._documents_at = now
         for deployment in await asyncio.to_thread(self._store.deployments.list):
             try:
-                self._lost_after[deployment.name] = read_deployment(deployment.document, deployment.name).lost_after
+                known = read_deployment(deployment.document, deployment.name, stored=True)
+                self._lost_after[deployment.name] = known.lost_after
             except Exception:  # a document of another release: what it said before, or the default, holds
                 self._lost_after.setdefault(deployment.name, Windows().lost_after)
         for row in self._rows.values():

@@ -173,7 +173,7 @@ class MachineLoop:
         stored = self._store.deployments.read(deployment)
         if stored is None:
             return ""
-        return self._make_provider(read_deployment(stored.document, deployment)).console(instance)
+        return self._make_provider(read_deployment(stored.document, deployment, stored=True)).console(instance)
 
     def _keep_console(self, machine: str, text: str) -> None:
         self._store.machine_log.write_output(machine, "console", text, None, self._clock())
@@ -256,7 +256,7 @@ class MachineLoop:
         return self._store.deployments.versions(), self._store.secrets.cloud_times()
 
     async def _drive(self, stored: StoredDeployment) -> None:
-        deployment = replace(read_deployment(stored.document, stored.name), revision=stored.version)
+        deployment = replace(read_deployment(stored.document, stored.name, stored=True), revision=stored.version)
         driver = self._drivers.get(stored.name)
         try:
             provider = await asyncio.to_thread(self._make_provider, deployment)

@@ -118,7 +118,7 @@ def measure_deployments(store: Store, now: float) -> list[metrics.DeploymentNumb
 def _measured(store: Store, stored: StoredDeployment, now: float) -> metrics.DeploymentNumbers:
     rows = store.machines.read(stored.name)
     try:
-        deployment = read_deployment(stored.document, stored.name)
+        deployment = read_deployment(stored.document, stored.name, stored=True)
     except PolicyInvalid:
         return metrics.DeploymentNumbers(stored.name, None, rows.machines, rows.backoffs)
     money = count_money(deployment, rows.machines, rows.closed, now)

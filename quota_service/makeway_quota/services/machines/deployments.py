@@ -171,7 +171,7 @@ class DeploymentService:
             text = changed(there)
             if there is not None and there.document == text and version in (None, current) and not there.deleting:
                 return self._whole(there)
-            new, old = read_deployment(text, FILE), _readable(there)[0]
+            new, old = read_deployment(text, FILE, stored=True), _readable(there)[0]
             _check_place(old, new)
             told = " ".join(differences(old, new)) or "nothing changed."
 
@@ -282,7 +282,7 @@ def _readable(stored: StoredDeployment | None) -> tuple[Deployment | None, str]:
     if stored is None:
         return None, ""
     try:
-        return read_deployment(stored.document, FILE), ""
+        return read_deployment(stored.document, FILE, stored=True), ""
     except PolicyInvalid as invalid:
         return None, str(invalid.issues[0])
 
