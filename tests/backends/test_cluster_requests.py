@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 from cluster_machines import DEPLOYMENT, NOW, PODS, REQUESTS, SELECTOR, SETTINGS, TEMPLATES, TYPE, Server, listed
-from makeway_quota.autoscale.deployment import Deployment, provisioning_parameters
+from makeway_quota.autoscale.deployment import Deployment, provisioning_class, provisioning_parameters
 from makeway_quota.autoscale.document import read_deployment
+from makeway_quota.autoscale.document_edits import with_paused
 from makeway_quota.autoscale.instances import match_instances
 from makeway_quota.autoscale.machine import Machine
 from makeway_quota.autoscale.provider import Denied, InvalidLaunch, StockOut
@@ -273,3 +274,43 @@ def test_settings_that_no_cluster_takes_are_refused(settings: dict[str, str], me
     with pytest.raises(PolicyInvalid) as caught:
         read_deployment(document(**settings))
     assert message in str(caught.value)
+
+
+def test_a_stored_document_with_settings_that_earlier_releases_took_is_read_and_can_be_paused() -> None:
+    text = document(owner="ml-platform", note="", provisioning="request")
+    with pytest.raises(PolicyInvalid):
+        read_deployment(text)
+    result = read_deployment(text, stored=True)
+    assert (provisioning_class(result.settings), result.settings["owner"]) == (ATOMIC, "ml-platform")
+    assert read_deployment(with_paused(text, True), stored=True).paused
+    with pytest.raises(PolicyInvalid, match="is no way to ask for a node"):
+        read_deployment(document(owner="ml-platform", provisioning="requests"), stored=True)
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_without_provisioning_requests_other_deployments_go_on_and_machines_can_be_ended(
+    server: Server, provider: KubernetesProvider, status: int
+) -> None:
+    bound(server, provider)
+    provider.launch(ASKS.request(TYPE, "a", "on_demand", None, "m-2"), "m-2")
+    provider.launch(replace(DEPLOYMENT, name="plain").request(TYPE, "a", "on_demand", None, "m-3"), "m-3")
+
+    def answer(method: str, path: str) -> None:
+        if path.startswith((REQUESTS, TEMPLATES)):
+            raise ApiStatusError(status, "Forbidden" if status == 403 else "NotFound", "it says so")
+
+    server.answer = answer
+    assert [one.machine for one in provider.list("plain", NOW + 300).instances] == ["m-3"]
+    seen = provider.list(DEPLOYMENT.name, NOW + 300)
+    assert ([one.machine for one in seen.instances], seen.complete) == (["m-1"], False), "m-2 may still come"
+    assert provider.terminate(NAME)
+    assert f"{NAME}-keep" not in server.names(), "the cluster may remove its node"
+    assert provider.terminate("makeway-machine-m-2")
+    assert not [name for name in server.names() if name.startswith("makeway-machine-m-2")]
+
+
+def test_a_machine_is_listed_where_the_clock_is_behind_that_of_the_cluster(server: Server) -> None:
+    known = {"cloud": SELECTOR}
+    KubernetesProvider(lambda: server, SETTINGS, known.get, "low", decision_seconds=0.05).launch(REQUEST, "m-1")
+    provider = KubernetesProvider(lambda: server, SETTINGS, known.get, "low", decision_seconds=15)
+    assert [one.machine for one in provider.list(DEPLOYMENT.name, NOW - 600).instances] == ["m-1"]

@@ -59,12 +59,14 @@ UNFINISHED = 120.0
 
 @dataclass(frozen=True, slots=True)
 class _Cluster:
-    """What one list read: the records of all deployments, pods and ProvisioningRequests of machines by name, and busy
-    workers by node."""
+    """What one list read: the records of all deployments, pods of machines by name, and busy workers by node.
+
+    `requests`: the ProvisioningRequests by name; None where they cannot be read.
+    """
 
     records: tuple[Object, ...]
     pods: Mapping[str, Object]
-    requests: Mapping[str, Object]
+    requests: Mapping[str, Object] | None
     busy: Mapping[str, int]
 
 
@@ -102,7 +104,7 @@ class KubernetesProvider:
         """Return the machines of a deployment; a placeholder that was bound makes way for work here."""
 
         async def read(client: ApiClient) -> InstanceList:
-            cluster = await self._read(client)
+            cluster = await self._read(client, deployment)
             taken = _takers(cluster)
             ours = [one for one in cluster.records if one["metadata"]["labels"].get(DEPLOYMENT) == deployment]
             await self._delete_strays(client, cluster, deployment, now)
@@ -226,7 +228,7 @@ class KubernetesProvider:
 
     # -- a list
 
-    async def _read(self, client: ApiClient) -> _Cluster:
+    async def _read(self, client: ApiClient, deployment: str) -> _Cluster:
         """Read the records before the pods: a record without a pod may be of a launch that is under way."""
         ours = f"{MANAGED_BY}={MANAGER},{INSTANCE}={self._settings.instance}"
         machines = f"{ours},{KIND}=machine"
@@ -235,16 +237,26 @@ class KubernetesProvider:
         jobs = await _items(client, self._pods, {"labelSelector": f"{ours},{KIND}=job"})
         running = (one for one in jobs if (one.get("status") or {}).get("phase") not in ENDED)
         busy = Counter(str(one["spec"]["nodeName"]) for one in running if one["spec"].get("nodeName"))
-        asked = any(class_of(one) for one in records)
-        requests = await _items(client, self._requests, {"labelSelector": machines}) if asked else ()
-        return _Cluster(tuple(records), _by_name(pods), _by_name(requests), busy)
+        asked = any(class_of(one) for one in records if one["metadata"]["labels"].get(DEPLOYMENT) == deployment)
+        requests = await self._read_requests(client, machines) if asked else {}
+        return _Cluster(tuple(records), _by_name(pods), requests, busy)
+
+    async def _read_requests(self, client: ApiClient, machines: str) -> Mapping[str, Object] | None:
+        """Return the ProvisioningRequests; None without the right to read them, or where the cluster has none."""
+        try:
+            return _by_name(await _items(client, self._requests, {"labelSelector": machines}))
+        except ApiStatusError as error:
+            if error.status not in (403, 404):
+                raise
+            log.warning("ProvisioningRequests cannot be read, so nothing is known of those that wait: %s", error)
+            return None
 
     def _is_launching(self, cluster: _Cluster, stored: Object, now: float) -> bool:
         """Whether the launch of a machine still waits: its call answers, and leaves nothing where none is added."""
         data = stored.get("data") or {}
         pod = cluster.pods.get(names_of(str(stored["metadata"]["labels"].get(MACHINE))).placeholder) or {}
         undecided = not (data.get("ended") or data.get("node") or (pod.get("spec") or {}).get("nodeName"))
-        return undecided and now - (_created_at(stored) or 0.0) < self._decision_seconds
+        return undecided and abs(now - (_created_at(stored) or 0.0)) < self._decision_seconds
 
     async def _delete_strays(self, client: ApiClient, cluster: _Cluster, deployment: str, now: float) -> None:
         """Delete pods whose record is gone, as of a launch that went on after its end; a node would come for ever."""
@@ -259,7 +271,7 @@ class KubernetesProvider:
     async def _seen(
         self, client: ApiClient, cluster: _Cluster, stored: Object, taken: Mapping[str, str], now: float
     ) -> Instance | None:
-        """Return one machine; None where that fails, as it holds up no other one."""
+        """Return one machine; None where it is not known or that fails, as it holds up no other one."""
         try:
             return await self._instance(client, cluster, stored, taken, now)
         except ApiStatusError as error:
@@ -271,8 +283,8 @@ class KubernetesProvider:
 
     async def _instance(
         self, client: ApiClient, cluster: _Cluster, stored: Object, taken: Mapping[str, str], now: float
-    ) -> Instance:
-        """Return one machine, and bring its objects to what it is now."""
+    ) -> Instance | None:
+        """Return one machine, and bring its objects to what it is now; None where it is not known."""
         labels = stored["metadata"]["labels"]
         machine = str(labels[MACHINE])
         names = names_of(machine)
@@ -292,10 +304,12 @@ class KubernetesProvider:
 
     async def _unbound(
         self, client: ApiClient, cluster: _Cluster, stored: Object, result: Instance, now: float
-    ) -> Instance:
-        """Return a machine without a node: one that was ended, or broke off, is over."""
+    ) -> Instance | None:
+        """Return a machine without a node: one that was ended, or broke off, is over. None where it is not known."""
         by_request, pod = class_of(stored), cluster.pods.get(names_of(result.machine).placeholder)
-        asked = cluster.requests.get(result.id) if by_request else pod
+        if by_request and cluster.requests is None and not stored["data"]["ended"]:
+            return None
+        asked = (cluster.requests or {}).get(result.id) if by_request else pod
         broken_off = asked is None and now - (result.launched_at or now) > UNFINISHED
         if stored["data"]["ended"] or broken_off:
             if not await self._delete_objects(client, stored):
@@ -326,7 +340,7 @@ class KubernetesProvider:
     ) -> Instance:
         """Return a machine on its node: ready once the node has the GPUs, and nothing of ours holds them."""
         wanted, names = json.loads(stored["data"]["request"]), names_of(result.machine)
-        result = replace(result, revoked=is_revoked(cluster.requests.get(names.record)))
+        result = replace(result, revoked=is_revoked((cluster.requests or {}).get(names.record)))
         if not stored["data"]["node"]:
             stored["data"]["node"] = node.name
             await client.replace(f"{self._records}/{names.record}", stored)
@@ -356,12 +370,17 @@ class KubernetesProvider:
     async def _delete_objects(self, client: ApiClient, stored: Object) -> bool:
         """Delete all of a machine but its record; return whether the placeholder has got a node meanwhile.
 
-        The request goes first, so that no node is added for it any more.
+        The request goes first, so that no node is added for it any more. Without the right to delete it, it goes with
+        the record, as the pods are deleted all the same.
         """
         names = names_of(str(stored["metadata"]["labels"][MACHINE]))
-        if class_of(stored):
-            await client.delete(f"{self._requests}/{names.record}")
-            await client.delete(f"{self._templates}/{names.record}")
+        for path in (self._requests, self._templates) if class_of(stored) else ():
+            try:
+                await client.delete(f"{path}/{names.record}")
+            except ApiStatusError as error:
+                if error.status not in (403, 404):
+                    raise
+                log.warning("%s is left to the cluster, which removes it with its record: %s", names.record, error)
         await client.delete(f"{self._pods}/{names.keeper}")
         await client.delete(f"{self._pods}/{names.placeholder}")
         try:
