@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from autoscale.fleet import CLOUD, EURO, GPU_TYPE, START, Fleet, gpu_work, one_ready
+from autoscale.fleet import CLOUD, EURO, GPU_TYPE, START, Fleet, gpu_work, machine, one_ready
 from makeway_quota.autoscale.demand import MachineDemand, PlacedWork
+from makeway_quota.autoscale.machine import Machine
+from makeway_quota.autoscale.placement import releases
+from makeway_quota.autoscale.placement.releases import room_without
+from makeway_quota.autoscale.placement.rooms import MachineRoom
 from makeway_quota.autoscale.prospects import NotComing, WaitingDecision, outlook, prospects
 from makeway_quota.control.machines.cycle_demand import certain_end, cycle_demand
 from makeway_quota.control.machines.machine_offers import with_machines
@@ -68,6 +73,51 @@ def test_room_that_is_released_is_promised_once() -> None:
     fleet.pending = [gpu_work(f"next-{n}", gpus=1000) for n in range(3)]
     fleet.submitted = {work.workload: fleet.now for work in fleet.pending}
     assert launches(fleet) == 1, "two of them get the GPUs of the jobs that end"
+
+
+def releasing(machines: int, ends_in: float, *, every: float = 0.0) -> tuple[list[Machine], list[PlacedWork]]:
+    """Return machines of two GPUs, whose first GPU is free soon: of each some seconds after that of the one before."""
+    rows = [machine(id=f"m-{n}", state="ready", instance=f"i-{n}") for n in range(machines)]
+    ends = [START + ends_in + n * every for n in range(machines)]
+    soon = [PlacedWork(f"soon-{n}", f"m-{n}", (0,), 1000, 1000, 1024, ends[n]) for n in range(machines)]
+    return rows, [
+        *soon,
+        *(one._replace(workload=f"long-{n}", devices=(1,), ends_at=None) for n, one in enumerate(soon)),
+    ]
+
+
+@pytest.mark.parametrize(("gpus", "every", "held"), [(2000, 0.0, 0), (1000, 0.0, 40), (1000, 1.0, 40), (1000, 6.0, 31)])
+def test_the_rooms_of_machines_are_reckoned_anew_only_where_some_is_taken(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, every: float, held: int
+) -> None:
+    rows, placed = releasing(40, 5.0, every=every)
+    pending = [gpu_work(f"p-{n}", gpus=gpus) for n in range(100)]
+    submitted = {work.workload: START - n % 7 for n, work in enumerate(pending)}
+    nodes = frozenset(row.id for row in rows)
+    demand = MachineDemand(tuple(pending), nodes, placed=tuple(placed), submitted=submitted)
+    made: list[object] = []
+
+    def counted(room: MachineRoom, work: Iterable[PlacedWork]) -> MachineRoom:
+        made.append(room)
+        return room_without(room, work)
+
+    monkeypatch.setattr(releases, "room_without", counted)
+    tried = releases.Releases(rows, {GPU_TYPE.name: GPU_TYPE}, demand, {GPU_TYPE.name: BOOT + 6.0}, START)
+    assert sum(tried.take(work, 1, GPU_TYPE.name) is not None for work in pending) == held
+    assert len(made) <= 8 * len(rows), "and not for each machine and workload"
+
+
+def test_work_that_waits_for_a_limit_has_another_reason_than_the_rest_of_its_shape() -> None:
+    fleet = limited(170.0, gpus=2)
+    fleet.pending = [gpu_work("first"), gpu_work("second"), gpu_work("third")]
+    fleet.submitted = {work.workload: fleet.now for work in fleet.pending}
+    fleet.deployment = replace(fleet.deployment, max_machines=1)
+    made = fleet.cycle()
+    decision = WaitingDecision(made.served or {}, made.unserved, made.refusals)
+    told = prospects(fleet.deployment, fleet.rows, decision, made.money, fleet.boots, fleet.now)
+    causes = {name: [cause.code for cause in one.causes] for name, one in told.items() if isinstance(one, NotComing)}
+    assert causes == {"first": ["soon_free"], "second": ["max_machines"], "third": ["max_machines"]}
+    assert told["second"] is told["third"]
 
 
 def test_part_of_the_work_that_ends_makes_no_room_for_all_of_it() -> None:

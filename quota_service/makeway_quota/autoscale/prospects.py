@@ -142,7 +142,8 @@ def prospects(
 ) -> dict[str, Prospect]:
     """Return what is known of each pending workload, by id. `boots`: how long a boot takes, by type, where known.
 
-    Workloads of one shape without a machine share one prospect. Work that no type is for is left out.
+    Workloads of one shape without a machine share one prospect, but for those whose room will be free soon. Work that
+    no type is for is left out.
     """
     rows = {row.id: row for row in machines if not row.over}
     counts = _Counts(deployment, rows)
@@ -157,10 +158,11 @@ def prospects(
     shared: dict[tuple[object, ...], Prospect | None] = {}
     causes = _Causes(deployment, rows, money, deleting, Counter(row.type for row in rows.values()))
     for work in decision.unserved:
-        shape = work.shape
-        if shape not in shared:
-            shared[shape] = _not_coming(work, refused.get(work.workload, ()), counts, causes)
-        prospect = shared[shape]
+        own_refusals = refused.get(work.workload, ())
+        key = work.shape, any(one.code == "soon_free" for one in own_refusals)
+        if key not in shared:
+            shared[key] = _not_coming(work, own_refusals, counts, causes)
+        prospect = shared[key]
         if prospect is not None:
             result[work.workload] = prospect
     return result

@@ -6,7 +6,8 @@ others overtake gets its machine. What terminating victims leave is no demand in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Hashable, Iterable, Mapping
 
 from ..demand import MachineDemand, PendingWork, PlacedWork
 from ..deployment import MachineType
@@ -25,6 +26,57 @@ def room_without(room: MachineRoom, placed: Iterable[PlacedWork]) -> MachineRoom
     return room
 
 
+class _Releasing:
+    """A machine on which some work ends: the room it has after so many ends, without what was taken of it."""
+
+    __slots__ = ("_kind", "_misfits", "_placed", "_rooms", "_taken", "ends", "machine")
+
+    def __init__(
+        self, machine: Machine, kind: MachineType, placed: Iterable[PlacedWork], ends: Iterable[float]
+    ) -> None:
+        """Keep what is placed on it. `ends`: when some of that ends; the rest stays."""
+        self.machine, self._kind, self._placed, self.ends = machine, kind, tuple(placed), sorted(ends)
+        self._taken: list[tuple[PendingWork, Devices]] = []
+        self._rooms: dict[int, MachineRoom] = {}
+        self._misfits: dict[Hashable, int] = {}
+        """The ends after which no worker of a shape could be promised room, as long as nothing else is taken"""
+
+    def take(self, work: PendingWork, most: int, limit: float) -> int:
+        """Take room for so many workers at most that is free by then, and is not there now; return how many got it."""
+        ended = bisect_right(self.ends, limit)
+        if self._misfits.get(work.shape, -1) >= ended:
+            return 0
+        if (devices := self._room(0).take(work)) is not None:
+            self._room(0).give_back(work, devices)  # what does not start where there is room waits for something else
+            self._misfits[work.shape] = len(self.ends)
+            return 0
+        number = 0
+        while number < most and (devices := self._room(ended).take(work)) is not None:
+            self._taken.append((work, devices))
+            self._changed()
+            number += 1
+        if not number:
+            self._misfits[work.shape] = ended
+        return number
+
+    def give_back(self, number: int) -> None:
+        """Undo the last takes."""
+        del self._taken[len(self._taken) - number :]
+        self._changed()
+
+    def _changed(self) -> None:
+        self._rooms.clear()
+        self._misfits.clear()
+
+    def _room(self, ended: int) -> MachineRoom:
+        if ended not in self._rooms:
+            over = frozenset(self.ends[:ended])
+            stays = [one for one in self._placed if one.ends_at not in over]
+            room = room_without(MachineRoom.of(self._kind, self.machine), stays)
+            self._rooms[ended] = room_without(room, [_as_placed(*one) for one in self._taken])
+        return self._rooms[ended]
+
+
 class Releases:
     """The machines on which some room will certainly be free within the time that a boot takes."""
 
@@ -36,21 +88,26 @@ class Releases:
         boots: Mapping[str, float],
         now: float,
     ) -> None:
-        self._types, self._boots, self._submitted = types, boots, demand.submitted
-        self._now = now
-        self._machines: dict[str, tuple[Machine, list[PlacedWork]]] = {}
-        self._taken: dict[str, list[tuple[PendingWork, Devices]]] = {}
+        self._boots, self._submitted, self._now = boots, demand.submitted, now
+        self._machines: list[_Releasing] = []
+        self._ends: list[float] = []
+        self._missed: dict[Hashable, int] = {}
+        """The ends up to which so many workers of a shape found no room, as long as no other work takes some"""
         latest = now + max(boots.values(), default=0.0)
-        releasing = {one.machine for one in demand.placed if self._ends(one, latest)}
-        releasing -= demand.nominated
-        if not releasing or not demand.pending:
+        ends: dict[str, list[float]] = {}
+        for one in demand.placed:  # what is overdue proves nothing any more
+            if one.ends_at is not None and now < one.ends_at <= latest and one.machine not in demand.nominated:
+                ends.setdefault(one.machine, []).append(one.ends_at)
+        if not ends or not demand.pending:
             return
-        for row in machines:
-            if row.id in releasing and row.accepts_work and row.id in demand.nodes and row.type in types:
-                self._machines[row.id] = row, []
+        placed: dict[str, list[PlacedWork]] = {name: [] for name in ends}
         for one in demand.placed:
-            if one.machine in self._machines:
-                self._machines[one.machine][1].append(one)
+            if one.machine in placed:
+                placed[one.machine].append(one)
+        for row in machines:
+            if row.id in ends and row.accepts_work and row.id in demand.nodes and row.type in types:
+                self._machines.append(_Releasing(row, types[row.type], placed[row.id], ends[row.id]))
+        self._ends = sorted(end for one in self._machines for end in one.ends)
 
     def take(self, work: PendingWork, workers: int, kind: str) -> float | None:
         """Take the room of so many workers that is free before a machine of a type would be; return when it is.
@@ -61,34 +118,22 @@ class Releases:
         if not self._machines or boot is None or submitted is None:
             return None
         limit = min(submitted, self._now) + boot
-        if limit <= self._now:
+        key, ended = (work.shape, workers), bisect_right(self._ends, limit)
+        if self._missed.get(key, 0) >= ended:
             return None
-        taken: list[str] = []
-        for name, (machine, _) in self._machines.items():
-            if machine.pool not in work.pools or self._room(name, self._now).take(work) is not None:
-                continue  # what does not start where there is room waits for something else
-            while len(taken) < workers and (devices := self._room(name, limit).take(work)) is not None:
-                self._taken.setdefault(name, []).append((work, devices))
-                taken.append(name)
-            if len(taken) == workers:
-                return max(self._until(one, limit) for one in taken)
-        for name in taken:
-            self._taken[name].pop()
+        taken: list[tuple[_Releasing, int]] = []
+        remaining = workers
+        for one in self._machines:
+            if one.machine.pool in work.pools and (number := one.take(work, remaining, limit)):
+                taken.append((one, number))
+                remaining -= number
+                if not remaining:
+                    self._missed.clear()
+                    return max(one.ends[bisect_right(one.ends, limit) - 1] for one, _ in taken)
+        for one, number in taken:
+            one.give_back(number)
+        self._missed[key] = ended
         return None
-
-    def _room(self, name: str, limit: float) -> MachineRoom:
-        """Return the room that a machine has at a time, without what was taken of it."""
-        machine, placed = self._machines[name]
-        stays = [one for one in placed if not self._ends(one, limit)]
-        room = room_without(MachineRoom.of(self._types[machine.type], machine), stays)
-        return room_without(room, [_as_placed(*one) for one in self._taken.get(name, ())])
-
-    def _ends(self, one: PlacedWork, limit: float) -> bool:
-        """Whether the room of a worker is free by then; one that is overdue proves nothing any more."""
-        return one.ends_at is not None and self._now < one.ends_at <= limit
-
-    def _until(self, name: str, limit: float) -> float:
-        return max(one.ends_at or limit for one in self._machines[name][1] if self._ends(one, limit))
 
 
 def _as_placed(work: PendingWork, devices: Devices) -> PlacedWork:
