@@ -67,6 +67,27 @@ def test_a_job_beyond_its_expected_run_time_is_compared_with_longer_runs_only() 
     assert known.remaining(row(started_at=100.0, attempt=2, ran=1000.0), 3000.0) == 3000
 
 
+class _LearnsWhenCompared(float):
+    """A run during whose comparison another run ends, as where a thread reads while the event loop learns."""
+
+    learns: Durations | None = None
+
+    def __gt__(self, other: float) -> bool:
+        if self.learns is not None:
+            known, self.learns = self.learns, None
+            known.add(past(*[5000.0] * KEPT))
+        return super().__gt__(other)
+
+
+def test_an_estimate_can_be_read_while_runs_are_added() -> None:
+    run = _LearnsWhenCompared(200.0)
+    known = Durations(past(10, run, 20))
+    assert known.expected("rnd", "ana", "gpu3") == 10
+    run.learns = known
+    assert known.remaining(row(), 200.0) == 200, "of the runs that were known when it was asked"
+    assert known.remaining(row(), 200.0) == 5000
+
+
 def test_what_ended_teaches_and_what_never_ran_does_not() -> None:
     known = Durations()
     learnt = [known.learn(row(state=state, ran=float(at))) for at, state in enumerate(["cancelled", "failed"])]

@@ -7,7 +7,7 @@ there are enough, else of the whole team.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from ..engine.snapshot import ADMITTED
@@ -30,11 +30,15 @@ Kind = tuple[str, str | None, str]
 
 
 class Durations:
-    """The last runs of every kind of job, and the estimates from them."""
+    """The last runs of every kind of job, and the estimates from them.
+
+    Threads may read estimates while the event loop adds runs: the runs of a kind are replaced, never changed.
+    """
 
     def __init__(self, past: Iterable[PastRun] = ()) -> None:
-        self._runs: OrderedDict[Kind, deque[float]] = OrderedDict()
-        self._answers: dict[Kind, float | None] = {}
+        self._runs: OrderedDict[Kind, tuple[float, ...]] = OrderedDict()
+        self._answers: dict[Kind, tuple[tuple[float, ...], float | None]] = {}
+        """The estimate of a kind, with the runs that it was made of"""
         self.add(past)
 
     def add(self, past: Iterable[PastRun]) -> None:
@@ -57,9 +61,8 @@ class Durations:
         return None in before and [self._known(kind) for kind in kinds].count(None) < before.count(None)
 
     def _remember(self, kind: Kind, seconds: float) -> None:
-        self._runs.setdefault(kind, deque(maxlen=KEPT)).append(seconds)
+        self._runs[kind] = (*self._runs.get(kind, ())[1 - KEPT :], seconds)
         self._runs.move_to_end(kind)
-        self._answers.pop(kind, None)
         if len(self._runs) > KINDS:
             forgotten, _ = self._runs.popitem(last=False)
             self._answers.pop(forgotten, None)
@@ -94,12 +97,14 @@ class Durations:
         return None
 
     def _known(self, kind: Kind) -> float | None:
-        if kind not in self._runs:
+        runs = self._runs.get(kind)
+        if runs is None:
             return None  # not kept: there may be any number of kinds without a run
-        if kind not in self._answers:
-            runs = self._runs[kind]
-            self._answers[kind] = low(runs, QUANTILE) if len(runs) >= ENOUGH else None
-        return self._answers[kind]
+        known = self._answers.get(kind)
+        if known is None or known[0] is not runs:
+            known = runs, low(runs, QUANTILE) if len(runs) >= ENOUGH else None
+            self._answers[kind] = known
+        return known[1]
 
 
 def low(runs: Iterable[float], part: float) -> float:
