@@ -13,6 +13,7 @@ from autoscale.fleet import START, machine
 from makeway_quota.autoscale.backoff import LaunchBackoff
 from makeway_quota.autoscale.machine import Machine
 from makeway_quota.autoscale.step import MachineChanges, MachineRows
+from makeway_quota.control.machines.tokens import MachineTokens
 from makeway_quota.store import Store, StoreError, open_store
 from sqlalchemy import event
 
@@ -253,6 +254,13 @@ def test_what_no_database_can_hold_is_replaced(store: Store) -> None:
     assert store.machines.read("cloud").first_seen == {"i\ufffd": 2.0}
     assert store.machine_log.write_output("m-1", "init", "\x00 half \ud800", -(2**70), 1.0)
     assert store.machine_log.outputs("m-1")[0].text == "\ufffd half ?"
+
+
+def test_the_join_token_of_a_machine_is_not_kept_in_what_it_wrote(store: Store) -> None:
+    launch(store, "m-1")
+    token = MachineTokens(b"a secret of the service").join_token("m-1")
+    assert store.machine_log.write_output("m-1", "console", f"+ join --token={token}\nm-1.local is up\n", None, 1.0)
+    assert store.machine_log.outputs("m-1")[0].text == "+ join --token=m-1.…\nm-1.local is up\n"
 
 
 def test_of_a_long_output_the_beginning_and_the_end_are_kept(store: Store) -> None:

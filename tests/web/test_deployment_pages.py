@@ -390,6 +390,7 @@ async def test_the_console_of_a_machine_is_read_by_a_button_and_shown_as_text(we
         ("10 %\r20 %\r\r\nend", "10 %\n20 %\nend"),
         ("a\tb\u202ec\u200b\x1b\x00", "a\tb\\u202ec\\u200b\\x1b\\x00"),
         ("äöü ✓ 日本", "äöü ✓ 日本"),
+        ("pass\u00adword \u180e\U000e0041", "pass\\xadword \\u180e\\U000e0041"),
     ],
 )
 def test_what_cannot_be_seen_in_a_console_is_shown_as_its_number(text: str, shown: str) -> None:

@@ -73,7 +73,10 @@ def deployment_does(machines: int, *, paused: bool, deleting: bool, driven: bool
 
 COLOURS = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 """The sequences by which programs colour a terminal, move its cursor or name its window"""
-HIDDEN = re.compile(r"[^\S \t\n]|[\x00-\x08\x0e-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+HIDDEN = re.compile(
+    r"[^\S \t\n]|[\x00-\x08\x0e-\x1f\x7f-\x9f\u00ad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]"
+    "|[\U000e0000-\U000e007f]"
+)
 """Characters that cannot be seen, or change how others are shown"""
 
 

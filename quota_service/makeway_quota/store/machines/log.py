@@ -5,6 +5,7 @@ An event for each change of a state or of its cause is written in the transactio
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,6 +25,8 @@ OUTPUT = machine_outputs.c
 ADD_EVENTS = Many(insert(machine_events))
 MAX_OUTPUT = 64 * 1024
 """Characters of an output that are kept: half from its beginning, half from its end"""
+JOIN_CODE = r"\.[A-Za-z0-9_-]{43}"
+"""What follows the id of a machine in its join token, which programs print with the rest of the user data"""
 EVENT_KINDS: Mapping[str, tuple[type, Any]] = {
     "at": (float, 0.0),
     **dict.fromkeys(("deployment", "machine", "state", "reason", "message"), (str, "")),
@@ -129,8 +132,8 @@ class MachineLog:
             add_events(connection, [event_of(deployment, machine, "", reason, message, now)])
 
     def write_output(self, machine: str, kind: OutputKind, text: str, exit_code: int | None, now: float) -> bool:
-        """Replace an output of a machine; False where there is no such machine (any more)."""
-        text = str(rows.clean(text))
+        """Replace an output of a machine, without its join token; False where there is no such machine (any more)."""
+        text = re.sub(re.escape(machine) + JOIN_CODE, lambda _: f"{machine}.…", str(rows.clean(text)))
         half = MAX_OUTPUT // 2
         omitted = max(0, len(text) - 2 * half)
         kept = text if not omitted else text[:half] + text[-half:]

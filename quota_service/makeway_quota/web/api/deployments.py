@@ -113,7 +113,7 @@ async def machine(caller: Admin, services: TheServices, name: Name, id: MachineI
     responses=declared(404, 409, 503),
 )
 async def console(caller: AdminByToken, services: TheServices, name: Name, id: MachineId) -> Response:
-    """Read what the console of a machine says now from the provider; its newest 64 Ki characters at most are kept."""
+    """Read what the console of a machine says now from the provider; 64 Ki characters of it are kept, of both ends."""
     return json_of(await services.machines.console(caller, name, id))
 
 
