@@ -3,6 +3,7 @@
 Shared by both checkers. A nominated workload starts though another one has a better right to its GPUs by now: no plan
 withdraws a nomination that it can keep (rule 5.8), so the next one evicts or moves it, and what else has to leave with
 it. With what that one gets, its team may use more than it reserves: then work of it may make way for others in turn.
+The team of the start uses less without it: its other work may evict for the fair share that is left to it.
 And a workload that had no room while the start was there may evict what else stands in its way, also where the start
 is spared in the end, as a later eviction of the same plan left room for both.
 And a start over quota that puts its team above its reservation makes candidates of the team's other work. Where
@@ -61,11 +62,19 @@ def _in_turn(before: Snapshot, plan: Plan, again: Plan, victims: Mapping[str, se
     result = {p for p, theirs in victims.items() if theirs & starts or _in_the_way(before, plan, again, p, nominated)}
     if result:
         result |= {other for other in victims.keys() - result if not _had_room(before, plan, again, other)}
+        if before.settings.fair_share == "reclaim":
+            result |= _of_their_teams(before, victims, {item for p in result for item in victims[p] & nominated})
     teams = {team for preemptor in result for team in _teams(before, preemptor)}
     while made := {p for p in victims.keys() - result if any(teams & _teams(before, item) for item in victims[p])}:
         result |= made
         teams |= {team for preemptor in made for team in _teams(before, preemptor)}
     return result
+
+
+def _of_their_teams(before: Snapshot, victims: Mapping[str, set[str]], evicted: set[str]) -> set[str]:
+    """Return the preemptors whose team, or a department of it, uses less once these starts are evicted."""
+    teams = {team for item in evicted for team in _teams(before, item)}
+    return {preemptor for preemptor in victims if teams & _teams(before, preemptor)}
 
 
 def _in_the_way(before: Snapshot, plan: Plan, again: Plan, preemptor: str, nominated: set[str]) -> bool:

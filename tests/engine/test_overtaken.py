@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
 from engine.engines import ENGINES
 from engine.overtaken import only_for_such_starts
 from engine.properties import check
+from engine.test_reference import world_of
 from makeway_quota.engine import Placed, Plan, Snapshot
+from makeway_quota.snapshot_file import read_snapshot
 from worlds import World
 
 
@@ -103,3 +106,29 @@ def test_an_eviction_of_a_team_that_the_overtaken_start_does_not_concern_is_no_e
 def test_the_next_plan_starts_nothing() -> None:
     before, plan, again = two_plans("fast")
     assert not only_for_such_starts(before, plan, replace(again, start=plan.start))
+
+
+def fair_share() -> World:
+    """Return a world where w03 of team b starts by a nomination, though w09 of a evicts it for the fair share of a."""
+    path = Path(__file__).parent / "worlds" / "overtaken-fair-share-701327.yaml"
+    return world_of(read_snapshot(path.read_text()))
+
+
+@pytest.mark.covers("F14", "F15")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_team_of_an_overtaken_start_may_evict_for_the_fair_share_that_is_left_to_it(engine: str) -> None:
+    world = fair_share()
+    check(world, ENGINES[engine], Random(7))
+    again = ENGINES[engine](world.snapshot())
+    assert {(eviction.id, eviction.preemptor) for eviction in again.evict} == {("w03", "w09"), ("w10", "w06")}
+
+
+@pytest.mark.covers("F14", "F15")
+def test_an_eviction_for_the_fair_share_of_another_team_than_that_of_the_start_is_no_exception() -> None:
+    world = fair_share()
+    before, plan = world.snapshot(), world.plan()
+    world.apply(plan)
+    again = world.plan()
+    assert only_for_such_starts(before, plan, again)
+    workloads = tuple(replace(w, team="c") if w.id == "w06" else w for w in before.workloads)
+    assert not only_for_such_starts(replace(before, workloads=workloads), plan, again)
