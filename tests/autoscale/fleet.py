@@ -60,6 +60,9 @@ class Fleet:
     submitted: dict[str, float] = field(default_factory=dict)
     boots: dict[str, float] = field(default_factory=dict)
     sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    devices: dict[str, dict[int, int]] | None = None
+    restartable: frozenset[str] | None = None
+    """machines whose jobs would start elsewhere by the engine's rules; None: all"""
     moved_at: float | None = None
     reports: list[tuple[str, MachineObservation]] = field(default_factory=list)
     ids: Any = field(default_factory=lambda: itertools.count(1))
@@ -87,6 +90,8 @@ class Fleet:
             tuple(self.placed),
             dict(self.submitted),
             dict(self.sizes),
+            self.devices,
+            frozenset(row.id for row in self.rows) if self.restartable is None else self.restartable,
         )
         reports, self.reports = tuple(self.reports), []
         return StepInput(

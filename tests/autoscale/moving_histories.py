@@ -81,7 +81,12 @@ class MovingHistory(History):
                 pending.append(PendingWork(job.name, (job.pool,), missing, 1000 if job.pool == "gpu" else 0))
         busy = Counter(machine for job in self.jobs for machine in set(job.placed))
         nodes = frozenset(row.id for row in self.store.rows.values() if row.state == "ready")
-        return MachineDemand(tuple(pending), nodes, busy, frozenset(nominated), tuple(self._placed_work()))
+        placed = tuple(self._placed_work())
+        return MachineDemand(tuple(pending), nodes, busy, frozenset(nominated), placed, restartable=self._restartable())
+
+    def _restartable(self) -> frozenset[str]:
+        """Return every machine: here the room that jobs need is all that they wait for."""
+        return frozenset(self.store.rows)
 
     def _placed_work(self) -> list[PlacedWork]:
         slots = Counter[str]()
@@ -92,7 +97,9 @@ class MovingHistory(History):
                 slots[machine] += 1
                 began, noticed = self.began[job.name] + self.ahead, job.notice_at is not None
                 work = PlacedWork(job.name, machine, devices, 1000 * len(devices), since=began)
-                result.append(work._replace(movable=job.workers == 1 and not noticed, noticed=noticed))
+                result.append(
+                    work._replace(movable=job.workers == 1 and not noticed, notice="give_back" if noticed else "")
+                )
         return result
 
     def _place(self) -> None:

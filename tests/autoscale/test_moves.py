@@ -12,9 +12,14 @@ from makeway_quota.autoscale.deployment import MoveRules
 from makeway_quota.backends.base import AttemptStatus, NodeStatus, Observation, Phase
 from makeway_quota.control.machines.cycle_demand import JobFacts, cycle_demand
 from makeway_quota.control.machines.machine_notices import MARGIN, moving, notices
+from makeway_quota.control.machines.move_questions import MoveQuestion, machines_to_empty, restartable
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.world.clock_steps import ClockSteps
 from makeway_quota.control.world.corrected_times import CorrectedTimes
+from makeway_quota.control.world.engine_view import as_workload
+from makeway_quota.engine.restarts import Restarts
+from makeway_quota.engine.snapshot import GPU, Node, Pool, Profile, QuotaLine, Snapshot, TeamQuota
+from makeway_quota.simulate.planner import placed
 from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import changed, initial_record
 from makeway_quota.values import Notice, Place
@@ -84,7 +89,7 @@ def test_nothing_moves_again_before_its_time_nor_by_a_leader_that_does_not_know_
     [
         {"movable": False},
         {"since": START - HOUR + 100},
-        {"noticed": True},
+        {"notice": "preempt_test"},
     ],
     ids=["a session, a gang, or work that is not preemptible", "a young job", "a job that makes way"],
 )
@@ -181,7 +186,7 @@ def test_a_drain_ends_where_the_jobs_do_not_fit_elsewhere_any_more() -> None:
 def test_after_the_notices_the_drain_goes_on_and_the_machine_is_ended_when_all_have_left() -> None:
     fleet = shared()
     machine = fleet.rows[0].id
-    fleet.placed = [fleet.placed[0]._replace(noticed=True, movable=False), *fleet.placed[1:]]
+    fleet.placed = [fleet.placed[0]._replace(notice="give_back", movable=False), *fleet.placed[1:]]
     fleet.pending = [gpu_work("new", gpus=4000)]
     fleet.run(30)
     assert fleet.store.rows[machine].state == "draining", "its job has saved, and goes on elsewhere"
@@ -194,12 +199,68 @@ def test_after_the_notices_the_drain_goes_on_and_the_machine_is_ended_when_all_h
 def test_a_machine_that_has_jobs_yet_is_not_ended_by_an_old_report() -> None:
     fleet = shared()
     machine = fleet.rows[0]
-    fleet.placed = [fleet.placed[0]._replace(noticed=True, movable=False), *fleet.placed[1:]]
+    fleet.placed = [fleet.placed[0]._replace(notice="give_back", movable=False), *fleet.placed[1:]]
     fleet.run(60)
     fleet.report(machine.id, "heard", at=fleet.now - 20, boot=machine.boot or "", attempts=0)
     fleet.busy, fleet.placed = {fleet.rows[1].id: 2}, fleet.placed[1:]
     fleet.cycle()
     assert fleet.store.rows[machine.id].state == "draining", "the report is from before its last use"
+
+
+def test_nothing_moves_that_the_engine_would_not_start_elsewhere() -> None:
+    fleet = shared()
+    first = fleet.rows[0].id
+    assert again(fleet, restartable=frozenset()) == []
+    assert again(fleet, restartable=frozenset({first})) == [first]
+    fleet.restartable = frozenset()
+    fleet.now += 2
+    fleet.cycle()
+    assert fleet.store.rows[first].state == "ready", "before the notices, it is asked again"
+
+
+def test_jobs_are_not_moved_onto_machines_that_take_none_or_whose_gpus_are_broken() -> None:
+    fleet = shared()
+    first, second = (row.id for row in fleet.rows)
+    whole = dict.fromkeys(range(4), 1000)
+    others = [job("one", second, 0, movable=False)]
+    assert again(fleet, placed=[fleet.placed[0], *others], devices={first: whole, second: whole}) == [first]
+    assert again(fleet, devices={first: whole}) == []
+    assert again(fleet, devices={first: whole, second: {0: 1000}}) == []
+
+
+def test_a_job_with_several_workers_moves_whole_and_counts_once() -> None:
+    fleet = Fleet(replace(POOL, moves=replace(RULES, most=1)), pending=[gpu_work(name, gpus=4000) for name in "abc"])
+    fleet.cycle()
+    fleet.boot()
+    fleet.pending, fleet.moved_at = [], START - 2 * HOUR
+    a, b, c = (row.id for row in fleet.rows)
+    two = [job("two", a, 0), job("two", a, 1)]
+    full = [[job(f"{m}{n}", m, n, movable=False) for n in range(4)] for m in (b, c)]
+    busy = {a: 1, b: 3, c: 3}
+    assert again(fleet, placed=[*two, *full[0][:3], *full[1][:3]], busy=busy) == [], "one GPU is free on each"
+    assert again(fleet, placed=[*two, *full[0][:2], *full[1]]) == [a]
+
+
+def test_a_job_that_has_not_saved_for_longer_than_moves_are_apart_stays() -> None:
+    fleet = shared()
+    others = [one._replace(movable=False) for one in fleet.placed[1:]]
+    assert again(fleet, placed=[fleet.placed[0]._replace(lost=HOUR), *others]) != []
+    assert again(fleet, placed=[fleet.placed[0]._replace(lost=HOUR + 1), *others]) == []
+
+
+def test_moves_are_looked_for_ten_times_within_every_until_one_is_found() -> None:
+    fleet = shared()
+    for row in fleet.rows:
+        fleet.store.rows[row.id] = row.with_fields(state="ready", drain=None)
+
+    def question(last: float, since_asked: float) -> bool:
+        deployment, now = fleet.deployment, fleet.now
+        return MoveQuestion.of(deployment, fleet.rows, now - last, since_asked, now) is not None
+
+    assert [question(HOUR, 360), question(HOUR, 359), question(HOUR - 1, 9e9)] == [True, False, False]
+    first = fleet.rows[0]
+    fleet.store.rows[first.id] = first.with_fields(state="draining", drain="move")
+    assert question(0, 0), "what drains is asked for in each cycle"
 
 
 def test_two_machines_are_never_emptied_at_once() -> None:
@@ -221,17 +282,50 @@ def running(name: str = "train", node: str = "m-0001", **fields: Any) -> Workloa
     return made._replace(**values | {"started_at": START - 10 * HOUR, "checkpoint_at": START - 60.0} | fields)
 
 
-def told(fleet: Fleet, *rows: Workload) -> dict[str, Notice]:
-    """Return the notices of a cycle that sees the rows."""
+PROFILE = Profile("gpu1", GPU, pools=("gpu",), policies=(("rnd",),))
+
+
+def told(
+    fleet: Fleet, *rows: Workload, profile: Profile = PROFILE, excludes: Any = lambda row: False, **nodes: Any
+) -> dict[str, Notice]:
+    """Return the notices of a cycle that sees the rows. `nodes`: of the second machine's node, as `target`."""
     names = {row.id: row.id for row in fleet.rows}
-    nodes = {row.id: NodeStatus(row.id, row.pool, (0, 1, 2, 3)) for row in fleet.rows}
+    statuses = {
+        row.id: NodeStatus(row.id, row.pool, (0, 1, 2, 3), cordoned=row.state == "draining") for row in fleet.rows
+    }
+    second = fleet.rows[1].id
+    statuses[second] = replace(statuses[second], **nodes)
     facts = JobFacts(fleet.now, lambda row, now: None)
-    known = cycle_demand(0.0, [], nodes, rows, names, {}, facts)
+    known = cycle_demand(0.0, [], statuses, rows, names, {}, facts)
+    snapshot = Snapshot(
+        fleet.now,
+        pools=(Pool("gpu", kind="autoscaled"),),
+        nodes=tuple(map(_engine_node, statuses.values())),
+        profiles=(profile,),
+        policies=(TeamQuota("rnd", (QuotaLine((), 8 * GPU),)),),
+        workloads=tuple(as_workload(row, placed, None) for row in rows),
+    )
+    question = MoveQuestion(fleet.deployment, fleet.rows, fleet.moved_at)
+    known = restartable(known, machines_to_empty(known, [question], fleet.now), lambda: Restarts(snapshot), excludes)
     demand = known.of((), moves=True)
     assert demand is not None
     which = moving([fleet.deployment], fleet.rows, {"cloud": demand})
     change_set = notices(fleet.rows, rows, names, which, fleet.now)
     return {change.workload: change.fields["notice"] for change in change_set.changes}  # type: ignore[misc]
+
+
+def _engine_node(status: NodeStatus) -> Node:
+    """Return a node as the engine has it; one that was not observed takes no work."""
+    taken = tuple(device for device, milli in status.foreign.items() if milli)
+    return Node(
+        status.name,
+        status.pool,
+        len(status.devices),
+        ready=status.ready and status.observed,
+        cordoned=status.cordoned,
+        devices=status.devices,
+        foreign_devices=taken,
+    )
 
 
 def test_a_job_of_a_machine_that_is_emptied_is_told_so_and_keeps_its_whole_grace() -> None:
@@ -257,6 +351,50 @@ def test_no_notice_is_given_where_the_jobs_cannot_move_any_more() -> None:
     assert told(fleet, before, running("one", second)) == {}, "it was moved before, and has saved nothing since"
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        {"cordoned": True},
+        {"ready": False},
+        {"observed": False},
+        {"devices": (0,)},
+        {"foreign": {1: 1000, 2: 1000, 3: 1000}},
+    ],
+    ids=["cordoned", "not ready", "not observed", "three broken GPUs", "GPUs of foreign pods"],
+)
+def test_no_job_moves_to_a_machine_that_does_not_take_it(target: dict[str, Any]) -> None:
+    fleet = shared()
+    first, second = (row.id for row in fleet.rows)
+    assert set(told(fleet, running("small", first), running("one", second))) == {"small"}
+    assert told(fleet, running("small", first), running("one", second), **target) == {}
+
+
+def test_no_job_moves_that_would_not_start_again() -> None:
+    fleet = shared()
+    first, second = (row.id for row in fleet.rows)
+    rows = (running("small", first), running("one", second))
+    assert set(told(fleet, *rows)) == {"small"}
+    lost = running("small", first, lost_on=(second, second))
+    assert told(fleet, lost, rows[1]) == {}, "it was lost there too often"
+    assert told(fleet, *rows, profile=replace(PROFILE, pools=("other",))) == {}, "its profile has other pools now"
+    assert told(fleet, *rows, profile=replace(PROFILE, policies=())) == {}, "its queue is closed"
+    assert told(fleet, *rows, profile=replace(PROFILE, min_runtime=11 * HOUR)) == {}, "it is protected yet"
+    assert told(fleet, *rows, excludes=lambda row: row.id == "small") == {}, "its owner has left the team"
+
+
+def test_a_notice_for_another_reason_moves_no_other_job_of_the_machine() -> None:
+    fleet = shared()
+    first, second = (row.id for row in fleet.rows)
+    test = Notice("test", fleet.now, fleet.now + 60, "preempt_test")
+    tested = running("small", first, notice=test, state="checkpointing")
+    other = running("hard", first, preemptible=False, placement=(Place(first, (1,), (1000,)),))
+    assert told(fleet, tested, other, running("one", second)) == {}
+    leaves = running("small", first, notice=replace(test, kind="give_back"), state="checkpointing")
+    assert told(fleet, leaves, other, running("one", second)) == {}, "what is not preemptible never moves"
+    late = running("late", first, placement=(Place(first, (1,), (1000,)),))
+    assert set(told(fleet, leaves, late, running("one", second))) == {"late"}
+
+
 def test_a_leader_that_was_killed_between_drain_and_notice_leaves_it_to_the_next_one() -> None:
     fleet = shared()
     fleet.change_leader()
@@ -279,7 +417,7 @@ def test_a_spot_notice_during_a_move_ends_the_time_to_save_earlier() -> None:
     machine, second = fleet.rows[0].id, fleet.rows[1].id
     given = told(fleet, running("small", machine), running("one", second))["small"]
     fleet.report(machine, "spot_notice", deadline=fleet.now + 30)
-    fleet.placed = [fleet.placed[0]._replace(noticed=True, movable=False), *fleet.placed[1:]]
+    fleet.placed = [fleet.placed[0]._replace(notice="give_back", movable=False), *fleet.placed[1:]]
     fleet.cycle()
     assert fleet.store.rows[machine].drain == "spot"
     hurried = told(fleet, running("small", machine, notice=given, state="checkpointing"), running("one", second))

@@ -20,13 +20,18 @@ from makeway_quota.autoscale.instances import Instance
 from makeway_quota.autoscale.machine import Machine
 from makeway_quota.autoscale.provider import JoinData, Provider
 from makeway_quota.autoscale.providers.memory import MemoryProvider
-from makeway_quota.control.machines import deployment_driver
+from makeway_quota.control.machines import deployment_driver, machine_loop
 from makeway_quota.control.machines.cycle_demand import CycleDemand
 from makeway_quota.control.machines.machine_loop import MachineLoop
+from makeway_quota.control.planner import Planner
 from makeway_quota.quarantine import Quarantine
 from makeway_quota.services import machine_outlook
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.errors import NotLeading
+from makeway_quota.store.records import NewWorkload
+from makeway_quota.store.rows import initial_record
+from makeway_quota.values import Notice, Place
+from running import running
 from sqlalchemy import event
 
 DOCUMENT = """
@@ -597,6 +602,67 @@ async def test_a_clock_that_was_set_while_another_replica_led_moves_no_times(wor
     world.lead()
     await world.turn(0)
     assert [row.requested_at for row in world.rows] == [machine.requested_at]
+
+
+async def test_a_deadline_that_was_noted_before_the_clock_was_set_leaves_as_long_to_save(world: World) -> None:
+    """The cycle comes before the step that shifts the rows, and the rows that are known are from before that."""
+    leader: Any = world.leader
+    ahead = [0.0]
+    args = world.store, leader, world.provider, lambda: None, lambda: world.now + ahead[0], lambda: world.now
+    world.loop = MachineLoop(*args, live_machines=world.store.machines.live)
+    world.deploy()
+    [machine] = await world.grown("job-1")
+    world.store.deployments.save(
+        "cloud", DOCUMENT.format(name="cloud", machines=3) + "paused: true\n", 1, "admin", world.now
+    )
+    world.needs(busy=(machine.id,))
+    await world.turn()
+    [machine] = world.rows
+    assert machine.deadline is not None
+
+    def seconds() -> float:
+        """Return for how many seconds a job of the machine may save."""
+        made = initial_record(NewWorkload("train", "job", "rnd", "gpu1", "ana", gpus=1000), 0.0)
+        job = made._replace(state="running", placement=(Place(machine.id, (0,), (1000,)),), grace=3600.0)
+        known = replace(world.known(busy=(machine.id,)), rows=(job,), machines={machine.id: machine.id})
+        [change] = world.loop.notices(known, world.now + ahead[0]).changes
+        notice = change.fields["notice"]
+        assert isinstance(notice, Notice)
+        return notice.deadline - (world.now + ahead[0])
+
+    before = seconds()
+    assert before > 30
+    for ahead[0] in (7200.0, -7200.0):
+        assert seconds() == pytest.approx(before, abs=1), "before the step"
+        world.needs(busy=(machine.id,))
+        await world.turn(0)
+        assert seconds() == pytest.approx(before, abs=1), "after it"
+
+
+async def test_an_error_where_moves_are_looked_for_stops_neither_cycles_nor_steps(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def broken(*args: Any) -> None:
+        asked.append(args)
+        raise RecursionError("this document")
+
+    monkeypatch.setattr(machine_loop, "machines_to_empty", broken)
+    world.store.deployments.save(
+        "cloud", DOCUMENT.format(name="cloud", machines=3) + "moves: {every: 60}\n", 0, "admin", world.now
+    )
+    [machine] = await world.grown("job-1")
+    world.needs(busy=(machine.id,))
+    await world.turn(90)
+    (tmp_path / "service").mkdir()
+    async with running(tmp_path / "service") as run:
+        seen = run.service.components.world
+        known = await world.loop.known(seen, Planner(seen), (), world.now, world.now)
+    assert asked
+    assert known.restartable == known.moved == frozenset()
+    assert [one.step for one in world.loop.quarantine.entries] == [machine_loop.ASKING]
+    assert world.loop.notices(known, world.now).changes == []
 
 
 async def test_reports_for_a_step_that_fails_are_kept_once_for_each_machine(

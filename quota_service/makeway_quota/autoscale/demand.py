@@ -52,8 +52,13 @@ class PlacedWork(NamedTuple):
     """seconds of work that a move would lose"""
     remaining: float | None = None
     """seconds that it probably still runs, None where that is not known"""
-    noticed: bool = False
-    """whether it has its notice to save and leave"""
+    notice: str = ""
+    """the kind of its notice to save and leave, "" without one"""
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it has its notice because its machine is given back."""
+        return self.notice == "give_back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,9 @@ class MachineDemand:
     `nodes`: the machines whose room was counted when `pending` was found; one that is ready and not among them has room
     besides. `busy`: how much work has rows on each machine; `nominated`: machines that keep room for work. `placed`:
     what holds the room of machines, and `submitted`: when pending work was, both only where a step asks for them.
-    `sizes`: CPU and memory of machines, where they report them.
+    `sizes`: CPU and memory of machines, where they report them. `devices`: the milli-GPUs that work may hold of each
+    device of machines that take work, where that is known. `restartable`: the machines whose jobs would all start
+    elsewhere at once, as the engine was asked.
     """
 
     pending: tuple[PendingWork, ...] = ()
@@ -73,6 +80,8 @@ class MachineDemand:
     placed: tuple[PlacedWork, ...] = ()
     submitted: Mapping[str, float] = field(default_factory=dict)
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    devices: Mapping[str, Mapping[int, int]] | None = None
+    restartable: frozenset[str] = frozenset()
 
     def used(self, machine: str) -> bool:
         """Whether work has a row on a machine, or is about to."""

@@ -101,8 +101,8 @@ def retire(
 
 def _goes_on(deployment: Deployment, machine: Machine, rows: list[Machine], demand: MachineDemand) -> bool:
     """Whether the jobs of a machine still move: they have their notices, or still fit elsewhere while nothing waits."""
-    noticed = any(job.noticed for job in demand.on(machine.id))
-    return noticed or can_be_moved(deployment, machine, rows, demand)
+    leave = any(job.leaves for job in demand.on(machine.id))
+    return leave or can_be_moved(deployment, machine, rows, demand)
 
 
 def _forced(deployment: Deployment, money: Money) -> DrainReason | None:

@@ -257,7 +257,7 @@ def _has_room(machine: Machine, demand: MachineDemand) -> bool:
     One whose jobs are to be moved has room beside them until they have their notices.
     """
     if machine.state == "draining" and machine.drain == "move" and demand.used(machine.id):
-        return not any(job.noticed for job in demand.on(machine.id))
+        return not any(job.leaves for job in demand.on(machine.id))
     if machine.starting:
         return True
     if machine.state == "ready":

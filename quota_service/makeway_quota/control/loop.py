@@ -302,12 +302,12 @@ class Loop:
 
     async def _tell_machines(self, observed_at: float) -> None:
         """Report what this cycle knows of the work that machines are for."""
-        if self.machine_loop is None or not self.machine_loop.active or self._demand is None:
+        if (machines := self.machine_loop) is None or not machines.active or self._demand is None:
             return
-        known = await self.machine_loop.known(self.world, self._demand, observed_at, now := self.clock())
-        if await self._commit(self.machine_loop.notices(known, now), now):
+        known = await machines.known(self.world, self._planner, self._demand, observed_at, now := self.clock())
+        if await self._commit(machines.notices(known, now), now):
             self.wake()  # the next cycle orders what was noticed
-        self.machine_loop.planned(known, self.term)
+        machines.planned(known, self.term)
 
     async def _record(self, now: float) -> None:
         """Write what was measured, and forget what this cycle looked at."""

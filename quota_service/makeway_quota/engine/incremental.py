@@ -42,6 +42,11 @@ class IncrementalEngine:
         self.cluster.reset()
         self.groups = PendingWorkloads(self.cluster)
 
+    def snapshot(self, now: float) -> Snapshot:
+        """Return all that the engine was shown, at a time; what its plans decided is not in it."""
+        nodes = tuple(state.node for state in self.cluster.nodes.values())
+        return replace(self.shown, now=now, nodes=nodes, workloads=tuple(self.cluster.workloads.values()))
+
     def show(self, snapshot: Snapshot) -> None:
         """Apply a snapshot's time, settings, pools, profiles, teams and nodes; its workloads are ignored."""
         self.use(snapshot)

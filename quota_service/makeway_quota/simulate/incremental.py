@@ -96,6 +96,11 @@ class IncrementalPlanner:
             return plan
         return replace(plan, pending=tuple(self._forecasts(plan, pending.single)))
 
+    def snapshot(self, now: float, rows: Iterable[Workload]) -> Snapshot:
+        """Return the cluster as it is now, with some workloads."""
+        shown = tuple(as_workload(row, placed, None) for row in rows)
+        return replace(self.engine.snapshot(now), workloads=shown)
+
     def _expected(self, row: Workload, now: float) -> float | None:
         if self.forecasts is None:
             return None

@@ -7,7 +7,8 @@ and paid is decided by `autoscale`, as in the service.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from zoneinfo import ZoneInfo
 
@@ -20,12 +21,15 @@ from ..backends.base import NodeStatus
 from ..control.change_set import ChangeSet
 from ..control.machines.cycle_demand import CycleDemand, JobFacts, cycle_demand
 from ..control.machines.machine_notices import moving, notices
+from ..control.machines.move_questions import ASKED_PER_PERIOD, MoveQuestion, machines_to_empty, restartable
 from ..engine.plan import Demand
-from ..engine.snapshot import GPU, Node
+from ..engine.restarts import Restarts
+from ..engine.snapshot import GPU, Node, Snapshot
 from ..history.durations import Durations
 from ..store.records import Workload
 from .memory import MemoryMachineStore
 
+SnapshotOf = Callable[[float, Iterable[Workload]], Snapshot]
 STEP_EVERY = 300.0
 """Seconds between two steps at most while machines exist or work waits: schedules, age and budgets follow the clock"""
 REPORT_EVERY = 10.0
@@ -67,6 +71,7 @@ class SimulatedDeployment:
         self._leader = StepLeader(self.store.term, lambda: f"machine-{next(self._ids):06}", lambda: self.now)
         self._listening: float | None = None
         self._moved_at: float | None = None
+        self._asked_at = -math.inf
         self._used: frozenset[str] = frozenset()
         self._peaks = dict.fromkeys(self.types, 0)
 
@@ -80,7 +85,8 @@ class SimulatedDeployment:
         self.now = now
         if self._listening is None:
             self._listening = self._moved_at = now
-        work = demand.of(self.machines, moves=self.deployment.moves is not None)
+        moves = bool(demand.restartable) or any(row.drain == "move" for row in self.machines)
+        work = demand.of(self.machines, moves=moves)
         reports = tuple(self._reports(demand))
         lists = (self._provider.list(self.deployment.name, now),)
         boots = dict.fromkeys(self.types, self._boot)
@@ -95,6 +101,14 @@ class SimulatedDeployment:
         for name in self.types:
             self._peaks[name] = max(self._peaks[name], sum(row.type == name for row in self.machines))
         return result.moved
+
+    def move_question(self, now: float) -> MoveQuestion | None:
+        """Return what the engine is to be asked about moves now, None for nothing."""
+        return MoveQuestion.of(self.deployment, self.machines, self._moved_at, now - self._asked_at, now)
+
+    def refused(self, now: float) -> None:
+        """Note that the jobs of no machine start elsewhere."""
+        self._asked_at = now
 
     def _reports(self, demand: CycleDemand) -> Iterator[tuple[str, MachineObservation]]:
         """Yield what agents report: they join when their machine has booted, and then say what runs there."""
@@ -132,6 +146,8 @@ class SimulatedDeployment:
         rules, last = self.deployment.moves, self._moved_at
         if rules is not None and last is not None and self.store.rows and last + rules.every > self.now:
             yield last + rules.every
+        if rules is not None and (again := self._asked_at + rules.every / ASKED_PER_PERIOD) > self.now:
+            yield again
 
     @property
     def winds_down_in(self) -> float:
@@ -178,15 +194,24 @@ class SimulatedMachines:
         """Return the milli-GPUs of the machines that are nodes."""
         return sum(node.gpus for node in self.nodes.values()) * GPU
 
-    def step(self, now: float, demand: Sequence[Demand], rows: Iterable[Workload]) -> bool:
-        """Make a step of each deployment; return whether a plan may differ. `demand`: of the newest plan."""
+    def step(self, now: float, demand: Sequence[Demand], rows: Iterable[Workload], snapshot: SnapshotOf) -> bool:
+        """Make a step of each deployment; return whether a plan may differ. `demand`: of the newest plan.
+
+        `snapshot` returns that of a time with some workloads.
+        """
         self.now = now
         known_rows = list(rows)
         placed = [_running(row) for row in known_rows if row.placement or row.nomination]
         submitted = {row.id: row.submitted_at for row in known_rows if row.state == "pending"} if demand else {}
         machines = {name: name for name in self.nodes}
         jobs = JobFacts(now, self._remaining, saves=True)
-        known = self._known = cycle_demand(now, demand, self._statuses(), placed, machines, submitted, jobs)
+        known = cycle_demand(now, demand, self._statuses(), placed, machines, submitted, jobs)
+        questions = {one: question for one in self.deployments if (question := one.move_question(now)) is not None}
+        movable = machines_to_empty(known, questions.values(), now)
+        known = self._known = restartable(known, movable, lambda: Restarts(snapshot(now, map(_running, known_rows))))
+        for one in questions:
+            if (asked := movable.get(one.deployment.name)) and not any(row.id in known.restartable for row in asked):
+                one.refused(now)
         moved = [one.step(now, known) for one in self.deployments]
         return any(moved)
 

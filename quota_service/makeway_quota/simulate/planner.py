@@ -27,6 +27,9 @@ class ReplayPlanner(Protocol):
     def plan(self, now: float, rows: Mapping[str, Workload], changed: Iterable[str]) -> Plan:
         """Decide once."""
 
+    def snapshot(self, now: float, rows: Iterable[Workload]) -> Snapshot:
+        """Return the cluster as it is now, with some workloads."""
+
 
 class FullPlanner:
     """Builds a snapshot of everything for each decision.
@@ -52,16 +55,18 @@ class FullPlanner:
 
     def plan(self, now: float, rows: Mapping[str, Workload], changed: Iterable[str]) -> Plan:
         """Build a snapshot and schedule it."""
-        return schedule(
-            Snapshot(
-                now,
-                self.cluster.settings,
-                self.cluster.pools,
-                tuple(self.nodes.values()),
-                self.cluster.profiles,
-                self.policies,
-                tuple(as_workload(row, placed, self.durations.remaining(row, now)) for row in rows.values()),
-            )
+        return schedule(self.snapshot(now, rows.values()))
+
+    def snapshot(self, now: float, rows: Iterable[Workload]) -> Snapshot:
+        """Return the cluster as it is now, with some workloads."""
+        return Snapshot(
+            now,
+            self.cluster.settings,
+            self.cluster.pools,
+            tuple(self.nodes.values()),
+            self.cluster.profiles,
+            self.policies,
+            tuple(as_workload(row, placed, self.durations.remaining(row, now)) for row in rows),
         )
 
 

@@ -171,7 +171,7 @@ class Replay:
         if machines is None:
             return False
         demand = self._demand if self.meter.any_waits else ()
-        moved = machines.step(self.now, demand, self.store.rows.values())
+        moved = machines.step(self.now, demand, self.store.rows.values(), self.planner.snapshot)
         self._move_jobs(machines)
         changed, gone = machines.changed_nodes()
         if changed or gone:

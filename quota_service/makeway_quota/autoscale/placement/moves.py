@@ -1,20 +1,21 @@
 """Decide when the jobs of a machine are moved to others, so that it can be given back. Pure; called by `step`.
 
-The machine drains first, so that nothing starts there any more. Its jobs get their notice in a later cycle, if they can
-still be moved then; until that, work that comes back ends the drain. A job moves at most once within `every`, as one
-that runs for less stays where it is, also under a new leader.
+The engine is asked first whether all of the jobs would start elsewhere at once (`engine.restarts`), as only it knows
+every rule: no machine is emptied without that. The machine drains, so that nothing starts there any more. Its jobs get
+their notice in a later cycle, if they can still be moved then; until that, work that comes back ends the drain. A job
+moves at most once within `every`, as one that runs for less stays where it is, also under a new leader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..demand import MachineDemand, PendingWork, PlacedWork
 from ..deployment import Deployment, MoveRules
 from ..machine import Machine
 from .releases import room_without
-from .rooms import GPU, UNLIMITED, MachineRoom
+from .rooms import GPU, UNLIMITED, Devices, MachineRoom
 
 MOVE_SECONDS = 120.0
 """Seconds of work that a move costs a job besides what it has not saved: it saves, waits and loads"""
@@ -30,58 +31,107 @@ class _Targets(NamedTuple):
 
     rooms: list[MachineRoom]
 
-    def take(self, jobs: Iterable[PlacedWork], rules: MoveRules) -> bool:
-        """Whether all jobs fit, each on the fullest machine with room, and the headroom stays free."""
-        for job in sorted(jobs, key=lambda one: (-_milli(one), one.workload)):
-            asked = PendingWork(job.workload, (), gpus=_milli(job), cpu=job.cpu, memory=job.memory)
+    def take(self, jobs: Sequence[PlacedWork], rules: MoveRules) -> bool:
+        """Whether all jobs fit, each whole on the fullest machine with room, and the headroom stays free."""
+        workers: dict[str, list[PlacedWork]] = {}
+        for one in sorted(jobs, key=lambda one: (-_milli(one), one.workload)):
+            workers.setdefault(one.workload, []).append(one)
+        for job in workers.values():
             self.rooms.sort(key=lambda room: (sum(room.free), room.machine or ""))
-            known = (room for room in self.rooms if job.devices or room.cpu < UNLIMITED)
-            if not any(room.take(asked) is not None for room in known):
+            known = (room for room in self.rooms if job[0].devices or room.cpu < UNLIMITED)
+            if not any(_take(room, job) for room in known):
                 return False
         return sum(device == GPU for room in self.rooms for device in room.free) >= rules.headroom
+
+
+def _take(room: MachineRoom, workers: Iterable[PlacedWork]) -> bool:
+    """Take the room of all workers of a job on one machine; take none where they do not fit."""
+    taken: list[tuple[PendingWork, Devices]] = []
+    for one in workers:
+        asked = PendingWork(one.workload, (), gpus=_milli(one), cpu=one.cpu, memory=one.memory)
+        devices = room.take(asked)
+        if devices is None:
+            for before in taken:
+                room.give_back(*before)
+            return False
+        taken.append((asked, devices))
+    return True
 
 
 def find_move(
     deployment: Deployment, machines: Iterable[Machine], demand: MachineDemand, now: float, last: float | None
 ) -> Machine | None:
     """Return the machine whose jobs are to be moved now, None for none. `last`: when one was found last."""
+    if not demand.restartable:
+        return None
+    found = candidates(deployment, machines, demand, now, last)
+    return next((row for row in found if row.id in demand.restartable and row.drain != "move"), None)
+
+
+def candidates(
+    deployment: Deployment, machines: Iterable[Machine], demand: MachineDemand, now: float, last: float | None
+) -> list[Machine]:
+    """Return the machines for which the engine is to be asked whether their jobs start elsewhere, the best first.
+
+    It is that which drains for a move, as long as its jobs have no notice; else, after `every`, those whose jobs have
+    room on other machines, and whose move pays.
+    """
     rules = deployment.moves
-    if rules is None or deployment.paused or last is None or now - last < rules.every:
-        return None
+    if rules is None:
+        return []
     rows = [machine for machine in machines if not machine.over]
-    if any(row.drain == "move" for row in rows):
-        return None
     by_machine = _by_machine(demand)
+    if moving := [row for row in rows if row.drain == "move"]:
+        without = [row for row in moving if not any(job.leaves for job in by_machine.get(row.id, ()))]
+        return [row for row in without if _fits(deployment, row, rows, demand, by_machine)]
+    if deployment.paused or last is None or now - last < rules.every:
+        return []
     tried = sorted(
         (row for row in rows if row.accepts_work and _may_empty(row, by_machine.get(row.id, ()), rules, demand, now)),
         key=lambda row: (sum(map(_milli, by_machine[row.id])), len(by_machine[row.id]), -(row.price or 0), row.id),
-    )
-    for row in tried[:CANDIDATES]:
-        if _pays(deployment, row, by_machine[row.id], now) and can_be_moved(deployment, row, rows, demand):
-            return row
-    return None
+    )[:CANDIDATES]
+    paying = [row for row in tried if _pays(deployment, row, by_machine[row.id], now)]
+    return [row for row in paying if _fits(deployment, row, rows, demand, by_machine)]
 
 
 def can_be_moved(deployment: Deployment, machine: Machine, machines: Iterable[Machine], demand: MachineDemand) -> bool:
-    """Whether all that runs on a machine fits on other ready machines with work, and nothing waits or boots."""
+    """Whether all that runs on a machine starts elsewhere at once, on other machines with work, and nothing waits."""
+    if machine.id not in demand.restartable:
+        return False
+    return _fits(deployment, machine, [row for row in machines if not row.over], demand, _by_machine(demand))
+
+
+def _fits(
+    deployment: Deployment,
+    machine: Machine,
+    machines: Iterable[Machine],
+    demand: MachineDemand,
+    by_machine: Mapping[str, Sequence[PlacedWork]],
+) -> bool:
+    """Whether all that runs on a machine has room on other ready machines with work, and nothing waits or boots."""
     rules = deployment.moves
-    rows = [row for row in machines if not row.over and row.pool == machine.pool]
-    by_machine = _by_machine(demand)
-    jobs = by_machine.get(machine.id, [])
+    rows = [row for row in machines if row.pool == machine.pool]
+    jobs = by_machine.get(machine.id, ())
     quiet = not demand.waits_for(machine.pool) and not any(row.starting or row.state == "lost" for row in rows)
     if rules is None or not quiet or machine.id in demand.nominated:
         return False
-    if len(jobs) > rules.most or not all(job.movable and not job.noticed for job in jobs):
+    if _count(jobs) > rules.most or not all(job.movable and not job.notice for job in jobs):
         return False
     kind = deployment.type(machine.type)
     targets = [
         _room(deployment, row, by_machine[row.id], demand)
         for row in rows
         if row.id != machine.id and row.accepts_work and row.id in demand.nodes and row.id in by_machine
-        if row.id not in demand.nominated and not any(one.noticed for one in by_machine[row.id])
+        if row.id not in demand.nominated and not any(one.notice for one in by_machine[row.id])
+        if demand.devices is None or row.id in demand.devices
     ]
     alike = [room for room in targets if room is not None and kind is not None and room.model == kind.model]
     return _Targets(alike).take(jobs, rules)
+
+
+def _count(jobs: Iterable[PlacedWork]) -> int:
+    """Return the number of jobs, each of which may have several workers."""
+    return len({job.workload for job in jobs})
 
 
 def _by_machine(demand: MachineDemand) -> dict[str, list[PlacedWork]]:
@@ -94,10 +144,14 @@ def _by_machine(demand: MachineDemand) -> dict[str, list[PlacedWork]]:
 def _may_empty(
     machine: Machine, jobs: Sequence[PlacedWork], rules: MoveRules, demand: MachineDemand, now: float
 ) -> bool:
-    """Whether a machine has jobs, no more than are moved at once, which all can be moved and run for long enough."""
-    if not 0 < len(jobs) <= rules.most or machine.id not in demand.nodes:
+    """Whether a machine has jobs, no more than are moved at once, which all can be moved and run for long enough.
+
+    None of them may lose more than `every` seconds of work.
+    """
+    if not 0 < _count(jobs) <= rules.most or machine.id not in demand.nodes:
         return False
-    return all(job.movable and not job.noticed and now - job.since >= rules.every for job in jobs)
+    long = all(now - job.since >= rules.every and job.lost <= rules.every for job in jobs)
+    return long and all(job.movable and not job.notice for job in jobs)
 
 
 def _pays(deployment: Deployment, machine: Machine, jobs: Sequence[PlacedWork], now: float) -> bool:
@@ -122,6 +176,9 @@ def _room(
     if kind is None:
         return None
     room = MachineRoom.of(kind, machine)
+    if demand.devices is not None:
+        whole = demand.devices.get(machine.id, {})
+        room.free = [min(free, whole.get(device, 0)) for device, free in enumerate(room.free)]
     cpu, memory = demand.sizes.get(machine.id, (0, 0))
     room.cpu, room.memory = min(room.cpu, cpu or room.cpu), min(room.memory, memory or room.memory)
     return room_without(room, placed)

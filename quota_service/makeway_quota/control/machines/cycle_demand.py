@@ -11,6 +11,7 @@ from ...autoscale.demand import MachineDemand, PendingWork, PlacedWork
 from ...autoscale.machine import Machine
 from ...backends.base import NodeStatus
 from ...engine.plan import Demand
+from ...engine.snapshot import GPU
 from ...store.records import Workload
 from ...values import Place, ordinal
 from ..transitions import TIME_LIMIT
@@ -23,7 +24,9 @@ class CycleDemand:
 
     `open_machines`: those on which the cycle could start work; `busy` counts the attempts that have a row there.
     `rows`: the work that holds GPUs or has a nomination, with its times by the present clock; `machines`: by node;
-    `submitted`: when pending work was; `jobs`: what is known of running jobs; `sizes`: CPU and memory of machines.
+    `submitted`: when pending work was; `jobs`: what is known of running jobs; `sizes`: CPU and memory of machines;
+    `devices`: the milli-GPUs for work on each device of machines that take it. `restartable`: the machines whose jobs
+    would all start elsewhere, `moved`: those that drain for a move and whose jobs get their notices now.
     """
 
     began: float
@@ -37,6 +40,9 @@ class CycleDemand:
     submitted: Mapping[str, float] = field(default_factory=dict)
     jobs: JobFacts | None = None
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    devices: Mapping[str, Mapping[int, int]] | None = None
+    restartable: frozenset[str] = frozenset()
+    moved: frozenset[str] = frozenset()
 
     def of(self, machines: Iterable[Machine], *, moves: bool = False) -> MachineDemand | None:
         """Return the demand for a step; None where the cycle may have started work on a machine that drains now.
@@ -46,7 +52,17 @@ class CycleDemand:
         if any(machine.id in self.open_machines for machine in machines if machine.state == "draining"):
             return None
         placed = tuple(self._placed()) if moves or (self.pending and any(map(certain_end, self.rows))) else ()
-        return MachineDemand(self.pending, self.nodes, self.busy, self.nominated, placed, self.submitted, self.sizes)
+        return MachineDemand(
+            self.pending,
+            self.nodes,
+            self.busy,
+            self.nominated,
+            placed,
+            self.submitted,
+            self.sizes,
+            self.devices,
+            self.restartable,
+        )
 
     def _placed(self) -> Iterator[PlacedWork]:
         """Yield each worker that holds room of a machine."""
@@ -111,8 +127,12 @@ def _placed_work(row: Workload, place: Place, machine: str, jobs: JobFacts | Non
     if jobs is None:
         return work
     return work._replace(
-        movable=jobs.movable(row), lost=jobs.lost(row), remaining=jobs.runs_for(row), noticed=row.notice is not None
+        movable=jobs.movable(row), lost=jobs.lost(row), remaining=jobs.runs_for(row), notice=_kind(row)
     )
+
+
+def _kind(row: Workload) -> str:
+    return "" if row.notice is None else row.notice.kind
 
 
 async def known_demand(
@@ -154,8 +174,20 @@ def cycle_demand(
         name: (_for_work(node.cpu, node.foreign_cpu), _for_work(node.memory, node.foreign_memory))
         for name, node in by_machine.items()
     }
-    known = frozenset(by_machine), frozenset(accepting), busy, nominated
-    return CycleDemand(began, pending, *known, rows, machines, submitted or {}, jobs, sizes)
+    open_machines = frozenset(accepting)
+    devices = {name: _devices_for_work(by_machine[name]) for name in open_machines} if jobs is not None else None
+    known = frozenset(by_machine), open_machines, busy, nominated
+    return CycleDemand(began, pending, *known, rows, machines, submitted or {}, jobs, sizes, devices)
+
+
+def _devices_for_work(node: NodeStatus) -> Mapping[int, int]:
+    """Return the milli-GPUs of each device of a node that nothing else holds; the last ones, where it is not known."""
+    result = {device: max(0, GPU - node.foreign.get(device, 0)) for device in node.devices}
+    other = node.foreign_gpus
+    for device in sorted(result, reverse=True) if other else ():
+        held = min(result[device], other)
+        result[device], other = result[device] - held, other - held
+    return result
 
 
 def _for_work(amount: int, foreign: int) -> int:

@@ -20,7 +20,7 @@ from ...autoscale.budget import Money
 from ...autoscale.demand import MachineDemand, PendingWork
 from ...autoscale.deployment import Deployment
 from ...autoscale.instances import Instance, InstanceList
-from ...autoscale.machine import MachineObservation
+from ...autoscale.machine import Machine, MachineObservation
 from ...autoscale.prospects import Prospect, WaitingDecision, prospects, same_prospects, usual_boots
 from ...autoscale.provider import JoinData, Provider, ProviderError
 from ...autoscale.sizing import LaunchRefusal
@@ -36,6 +36,7 @@ from ...autoscale.step import (
 )
 from .cycle_demand import CycleDemand
 from .measured_machines import DriverStore
+from .move_questions import MoveQuestion
 
 log = logging.getLogger("makeway.machines")
 
@@ -90,6 +91,8 @@ class _Term:
     clock_step: float = 0.0
     moved_at: float = 0.0
     """when a machine was emptied last, in Unix seconds; before that, when the term began, as another leader may have"""
+    asked_at: float = -math.inf
+    """when a move was looked for last, on a clock that never jumps"""
     changed_at: float = 0.0
     """when machines were last committed in another state, on a clock that never jumps"""
 
@@ -135,6 +138,8 @@ class DeploymentDriver:
         self._listed_at: float | None = None
         self._proved_at = -math.inf
         """when the newest complete list was started that a step has taken"""
+        self._machines: tuple[Machine, ...] | None = None
+        """as the newest step left them; None before the first one"""
         self._launched_at = -math.inf
         """when the last launch ended"""
 
@@ -171,7 +176,7 @@ class DeploymentDriver:
         """Begin a term. `listening`: since when its reports and the demand are known."""
         self._term = _Term(term, listening, moved_at=listening)
         self._list_due = 0.0
-        self.prospects, self._decision = {}, None
+        self.prospects, self._decision, self._machines = {}, None, None
 
     def clock_was_set(self, seconds: float) -> None:
         """Move all times by so many seconds: the clock was set forward (back, if it is negative)."""
@@ -181,6 +186,27 @@ class DeploymentDriver:
             self._term.moved_at += seconds
         self._launched_at += seconds
         self._proved_at += seconds
+
+    @property
+    def machines(self) -> list[Machine] | None:
+        """Return the rows as the newest step left them, by the clock as it is now; None before the first step."""
+        if self._machines is None or self._term is None:
+            return None
+        seconds, rows = self._term.clock_step, [row for row in self._machines if not row.over]
+        if not seconds:
+            return rows
+        return [row if row.deadline is None else row.with_fields(deadline=row.deadline + seconds) for row in rows]
+
+    def move_question(self, now: float) -> MoveQuestion | None:
+        """Return what the engine is to be asked about moves in this cycle, None for nothing."""
+        term, rows = self._term, self.machines
+        if term is None or rows is None or self.deleting:
+            return None
+        since_asked = self._monotonic() - term.asked_at
+        question = MoveQuestion.of(self.deployment, rows, term.moved_at, since_asked, now)
+        if question is not None:
+            term.asked_at = self._monotonic()
+        return question
 
     def take(self, reports: Reports) -> None:
         """Keep what machines reported for the next step that is committed."""
@@ -220,6 +246,7 @@ class DeploymentDriver:
                 del term.reports[machine]
         self._proved_at = max((one.at for one in seen.lists if one.complete), default=self._proved_at)
         term.clock_step -= seen.clock_step
+        self._machines = result.machines
         if result.emptied is not None:
             term.moved_at = seen.now
         self._note(result)
@@ -234,7 +261,7 @@ class DeploymentDriver:
     ) -> StepResult:
         """Read the rows, once, and make the step with what `demand` says of them. Runs in a thread."""
         rows = self._store.read(deployment.name)  # after the lists were taken
-        known = None if demand is None else demand.of(rows.machines, moves=_may_move(deployment, rows, seen))
+        known = None if demand is None else demand.of(rows.machines, moves=_may_move(deployment, rows, demand))
         reports = (*seen.reports, *_fenced(rows, known))
         seen = replace(seen, now=self._clock(), demand=known, reports=reports)
         leader = StepLeader(term, self._identity.new_id, self._clock)
@@ -393,12 +420,11 @@ class DeploymentDriver:
         task.add_done_callback(self._tasks.discard)
 
 
-def _may_move(deployment: Deployment, rows: MachineRows, seen: StepInput) -> bool:
+def _may_move(deployment: Deployment, rows: MachineRows, demand: CycleDemand) -> bool:
     """Whether a step may move jobs, or has to look after some that move."""
     if deployment.moves is None:
         return False
-    due = seen.moved_at is not None and seen.now - seen.moved_at >= deployment.moves.every
-    return due or any(machine.drain == "move" for machine in rows.machines)
+    return bool(demand.restartable) or any(machine.drain == "move" for machine in rows.machines)
 
 
 def _fenced(rows: MachineRows, demand: MachineDemand | None) -> Iterator[tuple[str, MachineObservation]]:

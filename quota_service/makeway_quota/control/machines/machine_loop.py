@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from ...autoscale.deployment import Deployment
 from ...autoscale.document import read_deployment
@@ -23,11 +25,13 @@ from ...autoscale.provider import JoinData, Provider
 from ...backends.base import NodeStatus
 from ...backends.machines.machine_source import BACKEND
 from ...engine.plan import Demand, Plan
+from ...engine.restarts import Restarts
 from ...engine.snapshot import Pool
 from ...quarantine import Quarantine
 from ...store.records import StoredDeployment
 from ...store.store import Store
 from ..change_set import ChangeSet
+from ..planner import Planner
 from ..replicas.leader import Leader
 from ..restarting_tasks import is_cancelled
 from ..world.clock_steps import ClockSteps
@@ -35,9 +39,10 @@ from ..world.world import World
 from .agent_reports import observations
 from .cycle_demand import CycleDemand, known_demand
 from .deployment_driver import DeploymentDriver, DeploymentStatus, MachineIdentity
-from .machine_notices import moving, notices
+from .machine_notices import NOTICING, moving, notices
 from .machine_reasons import MachineReasons
 from .measured_machines import MeasuredMachines
+from .move_questions import MoveQuestion, machines_to_empty, restartable
 
 log = logging.getLogger("makeway.machines")
 
@@ -48,7 +53,10 @@ MIN_PAUSE = 0.1
 CONSOLES_AT_ONCE = 2
 """Consoles that are read at once for people"""
 EXPLAINING = "putting into words which machines are coming"
+ANSWER_SECONDS = 5.0
+"""Seconds for which the steps may use what the engine answered about moves"""
 STEPPING, READING = "deciding about its machines", "reading its document"
+ASKING = "asking whether jobs can be moved"
 
 
 class MachineLoop:
@@ -86,6 +94,8 @@ class MachineLoop:
         self._read_in: int | None = None
         """the term in which the documents have been read"""
         self._serial = 0
+        self._answer: tuple[frozenset[str], float] = frozenset(), -math.inf
+        """the machines that can be emptied, and when the engine was asked"""
         self._reasons = MachineReasons()
         self._steps = ClockSteps(clock, monotonic)
         self._wake = asyncio.Event()
@@ -138,20 +148,58 @@ class MachineLoop:
         result = {name: name for name, node in nodes.items() if node.backend == BACKEND}
         return {**result, **self._cluster_machines()}
 
-    async def known(self, world: World, demand: Iterable[Demand], began: float, now: float) -> CycleDemand:
+    async def known(
+        self, world: World, planner: Planner, demand: Iterable[Demand], began: float, now: float
+    ) -> CycleDemand:
         """Return what a cycle knows at its end, which observed the nodes at `began`."""
-        moves = any(driver.deployment.moves for driver in self._drivers.values())
-        return await known_demand(world, demand, self.machines_on(world.observed.nodes), began, now, moves=moves)
+        self._observe_clock()
+        questions = [one for driver in self._drivers.values() if (one := driver.move_question(now)) is not None]
+        machines = self.machines_on(world.observed.nodes)
+        known = await known_demand(world, demand, machines, began, now, moves=bool(questions))
+        if questions:
+            self._answer = frozenset(), -math.inf
+            with self.quarantine.step(ASKING):
+                known = await self._asked(known, questions, world, planner, now)
+                self._answer = known.restartable, self._monotonic()
+        elif self._monotonic() - self._answer[1] < ANSWER_SECONDS:
+            known = replace(known, restartable=self._answer[0])
+        return known
+
+    async def _asked(
+        self, known: CycleDemand, questions: Sequence[MoveQuestion], world: World, planner: Planner, now: float
+    ) -> CycleDemand:
+        """Return what is known, with the machines that can be emptied and those whose jobs get their notices now."""
+        machines = await asyncio.to_thread(machines_to_empty, known, questions, now)
+        snapshot = await planner.snapshot(now) if any(machines.values()) else None
+        asked = None if snapshot is None else partial(Restarts, snapshot)
+        leaves = partial(world.people.excludes, document=world.document)
+        if asked is not None:
+            known = await asyncio.to_thread(restartable, known, machines, asked, leaves)
+        return await asyncio.to_thread(_with_notices, known, questions)
 
     def notices(self, demand: CycleDemand, now: float) -> ChangeSet:
         """Return the notices of jobs whose machines are to go, by what a cycle knows at its end."""
-        machines = list(self._live_machines())
-        if all(row.state != "draining" for row in machines):
-            return ChangeSet()
-        deployments = [driver.deployment for driver in self._drivers.values()]
-        known = {one.name: item for one in deployments if one.moves and (item := demand.of((), moves=True))}
-        moved = moving(deployments, machines, known)
-        return notices(machines, demand.rows, demand.machines, moved, now, self.quarantine)
+        change_set = ChangeSet()
+        with self.quarantine.step(NOTICING):
+            machines = self._current_machines()
+            change_set = notices(machines, demand.rows, demand.machines, demand.moved, now, self.quarantine)
+        return change_set
+
+    def _current_machines(self) -> list[Machine]:
+        """Return the machines that are not over, with deadlines by the clock as it is now.
+
+        Where a deployment has made no step in this term, they are as they were read last.
+        """
+        self._observe_clock()
+        stepped = {name: rows for name, driver in self._drivers.items() if (rows := driver.machines) is not None}
+        others = [row for row in self._live_machines() if row.deployment not in stepped]
+        return [*others, *(row for rows in stepped.values() for row in rows)]
+
+    def _observe_clock(self) -> None:
+        """Move what deployments know of times, if the clock was set."""
+        if seconds := self._steps.observe():
+            for driver in self._drivers.values():
+                driver.clock_was_set(seconds)
 
     def planned(self, demand: CycleDemand, term: int | None) -> None:
         """Take what a cycle of a term knows of the work, and make the steps.
@@ -209,10 +257,8 @@ class MachineLoop:
         await self._read_documents()
         self._read_in = term
         reports = await self._new_reports()
-        seconds = self._steps.observe()
+        self._observe_clock()
         for name, driver in list(self._drivers.items()):
-            if seconds:
-                driver.clock_was_set(seconds)
             await self._step(name, driver, reports)
 
     async def _step(self, name: str, driver: DeploymentDriver, reports: Mapping[str, list[MachineObservation]]) -> None:
@@ -301,6 +347,19 @@ class MachineLoop:
 def new_machine_id() -> str:
     """Return the id of a new machine, which is also the name of its node."""
     return f"m-{uuid.uuid4().hex[:12]}"
+
+
+def _with_notices(known: CycleDemand, questions: Iterable[MoveQuestion]) -> CycleDemand:
+    """Return what is known, with the machines that drain for a move and whose jobs get their notices now."""
+    demands = {one.deployment.name: known.of(one.machines, moves=True) for one in questions if _empties(one)}
+    rows = [row for one in questions for row in one.machines]
+    deployments = [one.deployment for one in questions]
+    return replace(known, moved=moving(deployments, rows, {name: one for name, one in demands.items() if one}))
+
+
+def _empties(question: MoveQuestion) -> bool:
+    """Whether a machine of a deployment drains so that its jobs are moved."""
+    return any(row.drain == "move" for row in question.machines)
 
 
 def _only_in(one: Demand, pools: Collection[str]) -> bool:

@@ -29,7 +29,7 @@ def moving(
 ) -> frozenset[str]:
     """Return the machines that drain for a move whose jobs get their notices now. `demand`: by deployment.
 
-    Either one of them has its notice already, or all still fit elsewhere and nothing waits.
+    Either one of them has its notice for that already, or all still start elsewhere and nothing waits.
     """
     result = set()
     for deployment in deployments:
@@ -37,8 +37,8 @@ def moving(
         rows = [row for row in machines if row.deployment == deployment.name]
         for row in rows if known is not None else ():
             if known is not None and row.state == "draining" and row.drain == "move" and row.id not in known.nominated:
-                noticed = any(job.noticed for job in known.on(row.id))
-                if noticed or can_be_moved(deployment, row, rows, known):
+                leave = any(job.leaves for job in known.on(row.id))
+                if leave or can_be_moved(deployment, row, rows, known):
                     result.add(row.id)
     return frozenset(result)
 
@@ -53,7 +53,7 @@ def notices(
 ) -> ChangeSet:
     """Return the notices of jobs on machines that drain. `names`: of machines, by node; `moved`: by `moving`.
 
-    A notice that is there already only ends earlier, if the machine does.
+    A notice that is there already only ends earlier, if the machine does. What is not preemptible never moves.
     """
     change_set, quarantine = ChangeSet(), quarantine or Quarantine()
     leaving = {
@@ -76,6 +76,8 @@ def _notice(change_set: ChangeSet, row: Workload, machine: Machine, now: float) 
     if row.notice is not None:
         if limit is not None and row.notice.deadline > limit:
             change_set.add(*transitions.hasten(row, limit, now))
+        return
+    if machine.drain == "move" and not row.preemptible:
         return
     until = now + row.grace if limit is None else min(now + row.grace, limit)
     cause = machine.drain or "idle"

@@ -1,0 +1,90 @@
+"""Find the machines whose jobs would start elsewhere, by the engine, before one is emptied and before the notices.
+
+It is asked only where a move was found that has room and pays. Used by the machine loop and by simulations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ...autoscale.deployment import Deployment
+from ...autoscale.machine import Machine
+from ...autoscale.placement.moves import candidates
+from ...engine.restarts import Restarts
+from ...store.records import Workload
+from .cycle_demand import CycleDemand
+
+ASKED_PER_PERIOD = 10
+"""How often moves are looked for within `every`, once that is over, as long as none is found"""
+
+
+class MoveQuestion(NamedTuple):
+    """A deployment whose jobs might be moved now. `last`: when a machine was emptied last."""
+
+    deployment: Deployment
+    machines: Sequence[Machine]
+    last: float | None
+
+    @classmethod
+    def of(
+        cls, deployment: Deployment, machines: Iterable[Machine], last: float | None, since_asked: float, now: float
+    ) -> MoveQuestion | None:
+        """Return the question that is due; None where there is none. `since_asked`: seconds since it was found last."""
+        rules = deployment.moves
+        if rules is None:
+            return None
+        rows = [row for row in machines if not row.over]
+        due = last is not None and now - last >= rules.every and since_asked >= rules.every / ASKED_PER_PERIOD
+        empties = any(row.drain == "move" for row in rows)
+        return cls(deployment, rows, last) if empties or (due and not deployment.paused) else None
+
+
+def machines_to_empty(
+    known: CycleDemand, questions: Iterable[MoveQuestion], now: float
+) -> Mapping[str, Sequence[Machine]]:
+    """Return the machines by deployment that can be emptied if their jobs start elsewhere, the best first."""
+    result = {}
+    for question in questions:
+        demand = known.of(question.machines, moves=True)
+        if demand is not None:
+            result[question.deployment.name] = candidates(
+                question.deployment, question.machines, demand, now, question.last
+            )
+    return result
+
+
+def restartable(
+    known: CycleDemand,
+    machines: Mapping[str, Sequence[Machine]],
+    restarts: Callable[[], Restarts | None],
+    stays: Callable[[Workload], bool] = lambda row: False,
+) -> CycleDemand:
+    """Return what is known, with the first machine of each deployment whose jobs would all start elsewhere.
+
+    `restarts`: called where there is something to ask, None where the engine cannot be asked. `stays`: whether a job
+    could not start again for a reason that the engine does not know.
+    """
+    asked = restarts() if any(machines.values()) else None
+    if asked is None:
+        return known
+    result = set[str]()
+    for rows in machines.values():
+        for row in rows:
+            if _start_elsewhere(known, row.id, asked, stays):
+                result.add(row.id)
+                break
+    return replace(known, restartable=known.restartable | result)
+
+
+def _start_elsewhere(known: CycleDemand, machine: str, restarts: Restarts, stays: Callable[[Workload], bool]) -> bool:
+    """Whether all jobs of a machine would start at once, and on no machine that is idle: that ends by itself."""
+    nodes = {node for node, name in known.machines.items() if name == machine}
+    jobs = [row for row in known.rows if any(place.node in nodes for place in row.placement)]
+    if any(map(stays, jobs)):
+        return False
+    starts: Collection[str] | None = restarts.elsewhere(nodes, [row.id for row in jobs])
+    if not starts:
+        return False
+    return all(node not in known.machines or known.busy.get(known.machines[node], 0) > 0 for node in starts)
