@@ -62,7 +62,9 @@ def test_every_surface_says_the_risk_over_quota_with_the_same_words() -> None:
 
 @pytest.mark.covers("F44")
 def test_the_condition_over_quota_is_written_once_in_the_code() -> None:
-    spelled = re.compile(r"(owners? needs? (them|it|their)|reserved (them|the GPUs) needs (them|it))")
+    spelled = re.compile(
+        r"(owners? needs? (them|it|their)|reserved (them|the GPUs) needs (them|it)|needs? GPUs that (it|they) reserved)"
+    )
     folders = ("quota_service", "widgets", "spawner", "hub_config")
     result = [
         str(file.relative_to(ROOT))
