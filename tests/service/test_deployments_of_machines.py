@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from job_service import TRAIN
 from makeway_api.errors import MakewayError
 from makeway_quota.autoscale.machine import Machine
 from makeway_quota.autoscale.providers.local import LocalFaults, LocalProvider
@@ -311,3 +314,41 @@ async def test_a_gang_whose_machines_are_ready_one_after_the_other_gets_no_furth
         launched = {event.machine for event in world.store.machine_log.events() if event.machine}
         assert sorted(world.nodes_of(job.id)) == sorted(launched)
         assert len(launched) == 2
+
+
+@pytest.mark.covers("F18", "N11")
+async def test_a_job_that_loses_its_spot_machine_in_the_middle_ends_bit_identical(tmp_path: Path) -> None:
+    """The agent reads the notice of the provider, the job saves in time, and goes on on a machine on demand."""
+    spot = DOCUMENT.replace("gpus: 2,", "gpus: 2, market: spot, spot_price: 1,")
+    document = f"{spot}  - {{name: demand, pool: cloud, instance: g2, gpus: 2, idle_timeout: 3}}\n"
+    async with site(tmp_path, document) as world:
+
+        async def trained(name: str, pause: str) -> str:
+            command = [sys.executable, "train.py", "--steps", "600", "--every", "5000", "--seconds", pause]
+            return (await world.run.submit("ana", name, command, profile="gpu2", files=[TRAIN])).id
+
+        async def log(id: str, attempt: int | None = None) -> str:
+            return str((await world.run.client("root").logs(id, attempt=attempt, limit=1_000_000)).text)
+
+        rough = await trained("rough", "0.02")
+
+        async def at_work() -> bool:
+            job = await world.run.client("ana").job(rough)
+            return job.progress is not None and (job.progress.step or 0) >= 50
+
+        await world.run.until(at_work, "it trains")
+        [machine] = world.machines
+        assert (machine.market, machine.instance is not None) == ("spot", True)
+        world.cloud.interrupt(machine.instance or "", 15.0)
+        done = await world.run.job(rough, "succeeded", "failed", seconds=120)
+        assert (done.state.value, done.attempt, done.failures) == ("succeeded", 2, 0), done.message
+        first, second = (one.placement[0].node for one in done.attempts)
+        assert first == machine.id != second
+        assert done.attempts[0].checkpoint is not None
+        calm = await trained("calm", "0")
+        await world.run.job(calm, "succeeded", seconds=90)
+        weights = [re.search(r"weights (\w+)", await log(id)) for id in (rough, calm)]
+        assert None not in weights
+        assert len({found[1] for found in weights if found}) == 1, "bit-identical"
+        reasons = {event.reason for event in world.store.machine_log.events(machine=machine.id)}
+        assert "spot" in reasons, reasons
