@@ -77,13 +77,17 @@ def cluster() -> Iterator[Cluster]:
         yield result
 
 
-@pytest.fixture
-async def serving(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Serving]:
-    checkpoints = tmp_path / "checkpoints"
-    checkpoints.mkdir()
+@pytest.fixture(scope="module")
+def spec(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Object:
+    """Make the claims of checkpoints and programs once for all tests; return the pod spec of jobs."""
+    checkpoints = tmp_path_factory.mktemp("checkpoints")
     os.chown(checkpoints, *RUN_AS)
     make_claim(cluster.api, NAMESPACE, "checkpoints", checkpoints)
-    spec = job_template(cluster.api, NAMESPACE)
+    return job_template(cluster.api, NAMESPACE)
+
+
+@pytest.fixture
+async def serving(cluster: Cluster, spec: Object, tmp_path: Path) -> AsyncIterator[Serving]:
     sizes = range(1, GPUS + 1)
     profile = {"pools": ["gpu"], "grace": 30, "policies": [["rnd", "devops"]], "pod": {"spec": spec}}
     document = {

@@ -77,7 +77,7 @@ def _commands(world: Site, offer: Offer) -> None:
     """Run what a person runs in a shell and in a notebook."""
     connection.connect(world.address, "ana")
     try:
-        assert cli.main(["usage"]) == 0
+        assert cli.main(["usage", "--now"]) == 0
         assert cli.main(["submit", "-p", "gpu2", "-t", "rnd", "--dry-run", "--", "true"]) == 0
         shown = teams.gpus_now()
         line = f"gpu1 and gpu2: {offer.message}"

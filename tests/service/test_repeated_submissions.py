@@ -128,14 +128,14 @@ async def test_a_repetition_at_a_limit_waits_for_the_first_request(
 ) -> None:
     async with running(tmp_path, MAKEWAY_MAX_SUBMISSIONS_PER_MINUTE="1") as run:
         service = run.service.services.submissions
-        place, arrived, go_on = service._keep, asyncio.Event(), asyncio.Event()
+        place, arrived, go_on = service._store_large_files, asyncio.Event(), asyncio.Event()
 
         async def slow(files: Any) -> None:  # as where a disk is
             arrived.set()
             await go_on.wait()
             await place(files)
 
-        monkeypatch.setattr(service, "_keep", slow)
+        monkeypatch.setattr(service, "_store_large_files", slow)
         first = asyncio.create_task(post(run, "/jobs", JOB, "k-1"))
         await arrived.wait()
         again = asyncio.create_task(post(run, "/jobs", JOB, "k-1"))
