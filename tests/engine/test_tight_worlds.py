@@ -15,6 +15,7 @@ from engine.tight_worlds import tight_world
 from makeway_quota.engine import Placed, Plan, reference, schedule
 from makeway_quota.engine.cycle import sparing
 from makeway_quota.engine.placement import together
+from makeway_quota.engine.request import Need
 from worlds import World
 
 ROWS = ("F14", "F15", "F16")
@@ -108,3 +109,40 @@ def test_a_victim_that_cannot_stay_is_known_by_counting_without_placing_a_gang_a
     plan = check(world, schedule, Random(7))
     assert len(plan.evict) == 16, "two of one core each for every worker"
     assert not tries
+
+
+def gangs_on_crowded_nodes(gangs: int, workers: int) -> World:
+    """Return a world of nodes with a free GPU each, where each gang of two GPUs a worker has a size of its own."""
+    world, random = World().pool("p", nodes=120, gpus=8).team("a", 200).team("b"), Random(1)
+    for at, (name, node) in enumerate(list(world.nodes.items())):
+        world.nodes[name] = replace(node, cpu=64000 + 7 * at)
+    for at in range(gangs):
+        world.profile(f"gang{at}", 2, cpu=1000 + 10 * at, workers=workers)
+    for size in range(5):
+        world.profile(f"one{size}", 1, cpu=(1000, 2000, 3000, 500, 4000)[size])
+    for at in range(7 * len(world.nodes)):
+        name, place = f"w{at:03}", (Placed(0, f"p-{at // 7 + 1}", (at % 7,)),)
+        world.submit(name, "b", f"one{random.randrange(5)}")
+        world.change(name, state="running", started_at=world.now - random.random() * 1e5, placement=place)
+    for at in range(gangs):
+        world.submit(f"gang-{at}", "a", f"gang{at}")
+    return world
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize(("gangs", "workers"), [(4, 3), (8, 12)])
+def test_nodes_are_looked_at_within_one_bound_for_all_victims(
+    gangs: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, all combinations were tried anew for each victim: 2 million looks at nodes for 4 gangs of 3 workers."""
+    looked = [0]
+    found = together.Room.workers
+
+    def look(room: together.Room, need: Need) -> int:
+        looked[0] += 1
+        return found(room, need)
+
+    monkeypatch.setattr(together.Room, "workers", look)
+    plan = schedule(gangs_on_crowded_nodes(gangs, workers).snapshot())
+    assert len(left(plan)) >= gangs * workers, "one job has to leave its node for every worker"
+    assert 0 < looked[0] < 200_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, permutations, product
+from itertools import chain, permutations
 
 from ..index.cluster import Cluster
 from ..index.devices import hosts
@@ -18,7 +18,7 @@ from ..index.nodes import Allocation, NodeState, PoolState, WorkerPlacement, pla
 from ..index.nominations import fits_later
 from ..placement.fit import allowed, find, static_quota
 from ..placement.spare import Spare
-from ..placement.together import MAX_CHOICES, MAX_NODES, Ask, Room, Search, WorkerOnNode, linked
+from ..placement.together import MAX_NODES, Ask, Room, Search, WorkerOnNode, linked
 from ..plan_builder import PlanBuilder
 from ..request import Need
 from ..rules.victims.preemptor import order_of
@@ -108,6 +108,7 @@ class _Known:
         self._room: dict[str, int] = {}
         """How many workers of that request still fit on each node of their pools, beside all of these."""
         self._all_room = 0
+        self.search = Search()
         self.stale = True
         """Whether they have to be read before the next question."""
 
@@ -284,28 +285,25 @@ class _Nominations:
             self.cluster.nominate(workload, need, parts)
         return True
 
-    def places(self) -> Iterator[Sequence[Sequence[WorkerOnNode]]]:
+    def places(self, search: Search) -> Iterator[Sequence[Sequence[WorkerOnNode]]]:
         """Iterate over places for all of them together, once they are withdrawn: by the pools of each."""
-        search = Search()
+        if not search.steps:
+            return
         orders = [[old[0].node.pool, *(p for p in g.pools if p is not old[0].node.pool)] for _, g, old in self.all]
         pools = list(dict.fromkeys(chain.from_iterable(orders)))
         if sum(len(pool.nodes) for pool in pools) > MAX_NODES:
             return
         nodes = [node for pool in pools for node in pool.nodes]
-        rooms = linked([_room(node) for node in nodes])
+        rooms = list(zip(nodes, linked([_room(node) for node in nodes]), strict=True))
         asks: dict[tuple[Need, str], Ask] = {}
-        for _, group, _ in self.all:
+        for need in {group.need: None for _, group, _ in self.all}:
             for pool in pools:
-                able = [
-                    room
-                    for node, room in zip(nodes, rooms, strict=True)
-                    if node.pool is pool and node.suits(group.need)
-                ]
-                asks[group.need, pool.pool.name] = Ask(group.need, able)
-        for choice in islice(product(*orders), MAX_CHOICES):
-            needs = [(group.need, pool.pool.name) for (_, group, _), pool in zip(self.all, choice, strict=True)]
-            if (result := search.places([asks[item] for item in needs])) is not None:
-                yield result
+                able = [room for node, room in rooms if node.pool is pool and node.suits(need) and room.workers(need)]
+                asks[need, pool.pool.name] = Ask(need, pool.pool.name, able)
+        needs = [group.need for _, group, _ in self.all]
+        yield from search.combinations(
+            [[asks[need, pool.pool.name] for pool in order] for need, order in zip(needs, orders, strict=True)]
+        )
 
 
 def _room(node: NodeState) -> Room:
@@ -352,7 +350,7 @@ def _try(known: _Known, victim: Allocation) -> bool:
             return True
         every.restore()
     every.withdraw()
-    for places in every.places():
+    for places in every.places(known.search):
         if every.place_as(places) and not _exceeds(cluster, victim):
             return True
         every.withdraw()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice, product
 from typing import NamedTuple
 
 from ..index.devices import hosts, pick
@@ -19,8 +20,12 @@ MAX_NODES = 128
 """In pools with more nodes than this together, nothing is searched."""
 MAX_CHOICES = 64
 """So many ways to distribute the workloads over their pools are tried."""
-MAX_STEPS = 2_000
-"""So many workers are placed in one search, over all of those ways."""
+MAX_WORKERS = 256
+"""More workers than this together are not searched for."""
+MAX_STEPS = 10_000
+"""So many times a node is looked at or a worker placed on it for one victim, over all of those ways."""
+MAX_STEPS_IN_ALL = 50_000
+"""The same for all victims that are looked at, one after the other."""
 
 
 @dataclass(slots=True)
@@ -39,6 +44,13 @@ class Room:
     idle: Sequence[int]
     beside: list[Room] = field(default_factory=list)
     """The other nodes of its host that are searched, which lose the same CPU, memory and pods."""
+    _remaining: tuple[int, ...] = ()
+
+    @property
+    def remaining(self) -> tuple[int, ...]:
+        """Return what is left, whatever the order of the devices; kept until it changes."""
+        self._remaining = self._remaining or (self.cpu, self.memory, self.pods, *sorted(self.devices))
+        return self._remaining
 
     def workers(self, need: Need) -> int:
         """Return how many workers fit."""
@@ -56,18 +68,21 @@ class Room:
             pick(need, after, self.idle)
             yield after
 
-    def take(self, need: Need, sign: int = 1) -> None:
-        """Take the CPU, memory and pod of one worker from the host (-1: return them)."""
+    def take(self, need: Need, devices: list[int], sign: int = 1) -> None:
+        """Take the CPU, memory and pod of one worker from the host (-1: return them), and have these devices left."""
+        self.devices = devices
         for room in (self, *self.beside):
             room.cpu -= sign * need.cpu
             room.memory -= sign * need.memory
             room.pods -= sign
+            room._remaining = ()
 
 
 class Ask(NamedTuple):
-    """The request of one workload, and the nodes where it may run, in order."""
+    """The request of one workload, and the nodes of one pool where it may run, in order."""
 
     need: Need
+    pool: str
     rooms: Sequence[Room]
 
 
@@ -81,17 +96,47 @@ class WorkerOnNode(NamedTuple):
 
 def linked(rooms: Iterable[Room]) -> list[Room]:
     """Return rooms, those on one host linked with each other."""
-    result = list(rooms)
+    result, hosts_of = list(rooms), dict[str, list[Room]]()
     for room in result:
-        room.beside = [other for other in result if room.host and other.host == room.host and other is not room]
+        if room.host:
+            hosts_of.setdefault(room.host, []).append(room)
+    for room in result:
+        room.beside = [other for other in hosts_of.get(room.host, ()) if other is not room]
     return result
 
 
 class Search:
-    """The search for places of some workloads; it stops for good after `MAX_STEPS`."""
+    """The searches for places of the workloads around some victims, one victim after the other.
+
+    The search for one victim stops after `MAX_STEPS`, all of them after `MAX_STEPS_IN_ALL`. Where too few workers fit
+    by counting, no step is taken: an engine may count before, too, and still stop where the other one does.
+    """
 
     def __init__(self) -> None:
-        self.steps = 0
+        self.steps = MAX_STEPS_IN_ALL
+        """How many steps are left for all victims."""
+        self._end = 0
+        """How many steps are left when the search for this victim stops."""
+
+    def combinations(self, orders: Sequence[Sequence[Ask]]) -> Iterator[list[list[WorkerOnNode]]]:
+        """Iterate over places for all workloads around one victim, each in one of the pools where it asks, in order."""
+        self._end = max(0, self.steps - MAX_STEPS)
+        if sum(asks[0].need.min_workers for asks in orders) > MAX_WORKERS or _too_few(orders):
+            return
+        rooms = {(ask.pool, room.name): room for ask in chain.from_iterable(orders) for room in ask.rooms}
+        free: dict[str, int] = {}
+        for (pool, _), room in rooms.items():
+            free[pool] = free.get(pool, 0) + sum(milli for milli in room.devices if milli > 0)
+        for asks in islice(product(*orders), MAX_CHOICES):
+            if self.steps <= self._end:
+                return
+            asked: dict[str, int] = {}
+            for ask in asks:
+                asked[ask.pool] = asked.get(ask.pool, 0) + ask.need.total
+            if any(amount > free.get(pool, 0) for pool, amount in asked.items()):
+                continue
+            if (result := self.places(asks)) is not None:
+                yield result
 
     def places(self, asks: Sequence[Ask]) -> list[list[WorkerOnNode]] | None:
         """Return the places of the least workers of each workload, in their order; None if none were found.
@@ -115,43 +160,61 @@ class Search:
         at: int,
         first: int,
     ) -> bool:
-        """Place the next worker of a workload on one of its nodes from the `first` on, then all others."""
+        """Place the next worker of a workload on one of its nodes from the `first` on, then all others.
+
+        What is left on the nodes is afterwards as before.
+        """
         if at < len(asks) and len(result[at]) == asks[at].need.min_workers:
             at, first = at + 1, 0
         if at == len(asks):
             return True
-        need, rooms = asks[at]
-        if not first and not result[at] and not all(map(_has_room, asks[at:])):
+        need, rooms = asks[at].need, asks[at].rooms
+        if not first and not result[at] and not all(map(self._has_room, asks[at:])):
             return False
         seen: set[tuple[object, ...]] = set()
         for number in range(first, len(rooms)):
             room = rooms[number]
-            state = (room.host or kinds[room.name], room.cpu, room.memory, room.pods, *sorted(room.devices))
+            if not self._step():
+                return False
+            state = (room.host or kinds[room.name], room.remaining)
             if state in seen or not room.workers(need):
                 continue
             seen.add(state)
             before = room.devices
             for after in room.choices(need):
-                self.steps += 1
-                if self.steps > MAX_STEPS:
+                if not self._step():
                     return False
-                room.devices = after
-                room.take(need)
+                room.take(need, after)
                 devices = tuple([at for at, milli in enumerate(before) if milli != after[at]])
                 result[at].append(WorkerOnNode(room.name, devices, min(need.gpus, GPU) or GPU))
-                if self._place(asks, result, kinds, at, number):
+                placed = self._place(asks, result, kinds, at, number)
+                room.take(need, before, -1)
+                if placed:
                     return True
                 result[at].pop()
-                room.take(need, -1)
-                room.devices = before
+        return False
+
+    def _step(self) -> bool:
+        """Take one step; return whether it may be taken."""
+        self.steps -= self.steps > self._end
+        return self.steps > self._end
+
+    def _has_room(self, ask: Ask) -> bool:
+        """Whether all workers of a workload fit, were it alone."""
+        missing = ask.need.min_workers
+        for room in ask.rooms:
+            if not self._step():
+                return False
+            missing -= room.workers(ask.need)
+            if missing <= 0:
+                return True
         return False
 
 
-def _has_room(ask: Ask) -> bool:
-    """Whether all workers of a workload fit, were it alone."""
-    missing = ask.need.min_workers
-    for room in ask.rooms:
-        missing -= room.workers(ask.need)
-        if missing <= 0:
-            return True
-    return False
+def _too_few(orders: Sequence[Sequence[Ask]]) -> bool:
+    """Whether too few workers fit in all pools together, where all workloads request the same."""
+    needs = {ask.need for asks in orders for ask in asks}
+    if len(needs) > 1:
+        return False
+    rooms = {(ask.pool, room.name): room for asks in orders for ask in asks for room in ask.rooms}
+    return any(sum(room.workers(need) for room in rooms.values()) < need.min_workers * len(orders) for need in needs)

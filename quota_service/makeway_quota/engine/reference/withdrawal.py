@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, permutations, product
+from itertools import permutations
 
-from ..placement.together import MAX_CHOICES, MAX_NODES, Ask, Room, Search, WorkerOnNode, linked
+from ..placement.together import MAX_NODES, Ask, Room, Search, WorkerOnNode, linked
 from .decisions import Decisions
 from .state.cluster import Allocation, Cluster, WorkerPlacement
 from .state.groups import WorkloadGroup, age
@@ -29,12 +29,12 @@ def withdraw_superfluous(decisions: Decisions, withdrawn_evictions: set[tuple[st
     Return whether any was spared. None is spared twice from the same eviction: `withdrawn_evictions` has the victim,
     the preemptor and the number of workers that go on.
     """
-    cluster = decisions.cluster
+    cluster, search = decisions.cluster, Search()
     evictions = {name: (name, eviction.preemptor, len(eviction.to)) for name, eviction in decisions.evicted.items()}
     able = [cluster.running[name] for name, eviction in evictions.items() if eviction not in withdrawn_evictions]
     before = len(withdrawn_evictions)
     for victim in sorted(able, key=lambda a: order(_bystander(cluster, a), a), reverse=True):
-        if _spare(decisions, victim):
+        if _spare(decisions, search, victim):
             withdrawn_evictions.add(evictions[victim.id])
             continue
         change = decisions.evicted[victim.id]
@@ -43,7 +43,7 @@ def withdraw_superfluous(decisions: Decisions, withdrawn_evictions: set[tuple[st
         kept = _kept(cluster, victim)
         for part in _given_up(cluster, victim, kept):
             more = tuple(other for other in victim.parts if other is part or other in kept)
-            if len(more) < len(victim.parts) and _spare(decisions, victim, more):
+            if len(more) < len(victim.parts) and _spare(decisions, search, victim, more):
                 kept.append(part)
                 withdrawn_evictions.add(evictions[victim.id])
     return len(withdrawn_evictions) > before
@@ -93,7 +93,7 @@ def _given_up(cluster: Cluster, victim: Allocation, kept: Sequence[WorkerPlaceme
     return sorted((part for part in stay if part not in kept), key=lambda part: part.worker)
 
 
-def _spare(decisions: Decisions, victim: Allocation, smaller: tuple[WorkerPlacement, ...] = ()) -> bool:
+def _spare(decisions: Decisions, search: Search, victim: Allocation, smaller: tuple[WorkerPlacement, ...] = ()) -> bool:
     """Spare a victim (or a worker of it, leaving `smaller`) if all preemptors still have a place; return whether."""
     cluster = decisions.cluster
     trial = cluster.copy()
@@ -110,7 +110,7 @@ def _spare(decisions: Decisions, victim: Allocation, smaller: tuple[WorkerPlacem
         orders = _orders(trial, near, _displaced(trial.copy(), ours)) if len(near) <= MAX_REPLACED else ()
         placed = next((again for order in orders if (again := _replace(decisions, trial, order, victim, False))), None)
         if placed is None and 0 < len(near) <= MAX_REPLACED:
-            placed = _place_together(decisions, trial, near, victim)
+            placed = _place_together(decisions, search, trial, near, victim)
     if placed is None:
         return False
     cluster.nominations, cluster.terminating, cluster.shrunk = placed.nominations, placed.terminating, placed.shrunk
@@ -214,20 +214,26 @@ def _place(
     return None
 
 
-def _place_together(decisions: Decisions, cluster: Cluster, names: Sequence[str], victim: Allocation) -> Cluster | None:
+def _place_together(
+    decisions: Decisions, search: Search, cluster: Cluster, names: Sequence[str], victim: Allocation
+) -> Cluster | None:
     """Return the cluster with nominations placed anew by a search for places of all of them together."""
     trial = cluster.copy()
     taken = [trial.nominations.pop(name) for name in names]
-    for places in _places(decisions, trial, taken):
+    for places in _places(decisions, search, trial, taken):
         placed = _placed_as(decisions, trial.copy(), taken, places)
         if placed is not None and not _exceeds_caps(placed, victim):
             return placed
     return None
 
 
-def _places(decisions: Decisions, cluster: Cluster, taken: Sequence[Allocation]) -> Iterator[list[list[WorkerOnNode]]]:
+def _places(
+    decisions: Decisions, search: Search, cluster: Cluster, taken: Sequence[Allocation]
+) -> Iterator[list[list[WorkerOnNode]]]:
     """Iterate over places for nominations that are withdrawn, by the pools of each, its present one first."""
-    search, groups = Search(), [decisions.nominated[old.id] for old in taken]
+    if not search.steps:
+        return
+    groups = [decisions.nominated[old.id] for old in taken]
     orders = [
         [old.pool, *(pool for pool in group.pools if pool != old.pool)]
         for old, group in zip(taken, groups, strict=True)
@@ -235,14 +241,12 @@ def _places(decisions: Decisions, cluster: Cluster, taken: Sequence[Allocation])
     pools = {pool: cluster.nodes_of(pool) for order in orders for pool in order}
     if sum(map(len, pools.values())) > MAX_NODES:
         return
-    rooms = linked([_room(cluster, name) for names in pools.values() for name in names])
-    for choice in islice(product(*orders), MAX_CHOICES):
-        asks = []
-        for old, pool in zip(taken, choice, strict=True):
-            able = [name for name in pools[pool] if cluster.suits(name, old.need)]
-            asks.append(Ask(old.need, [room for room in rooms if room.name in able]))
-        if (result := search.places(asks)) is not None:
-            yield result
+    rooms = {room.name: room for room in linked([_room(cluster, name) for names in pools.values() for name in names])}
+    asks: list[list[Ask]] = []
+    for old, mine in zip(taken, orders, strict=True):
+        able = {name: room for name, room in rooms.items() if cluster.suits(name, old.need) and room.workers(old.need)}
+        asks.append([Ask(old.need, pool, [able[name] for name in pools[pool] if name in able]) for pool in mine])
+    yield from search.combinations(asks)
 
 
 def _room(cluster: Cluster, name: str) -> Room:
