@@ -96,6 +96,8 @@ class StandInAutoscaler:
         unschedulable = any(one.get("reason") == "Unschedulable" for one in conditions)
         ours = pod["spec"].get("nodeSelector", {}).get(POOL) == self.pool
         consumes = CONSUMES in pod["metadata"].get("annotations", {})
+        if pod["status"].get("nominatedNodeName"):  # it preempts a pod of a lower priority, as a placeholder
+            return False
         return unschedulable and ours and not consumes and pod["spec"].get("priority", 0) >= PRIORITY_CUTOFF
 
     def _scale_up(self, pod: Object) -> None:
