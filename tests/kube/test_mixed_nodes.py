@@ -168,7 +168,7 @@ async def test_a_slice_that_was_lent_is_reclaimed_for_a_notebook_and_the_job_res
     try:
         async with serving.running():
             await granted("ana")
-            jobs = {pool: await trains(pool, "0.05" if pool == "slices" else "0") for pool in KINDS}
+            jobs = {pool: await trains(pool, "0.15" if pool == "slices" else "0") for pool in KINDS}
             lent = jobs["slices"]
             await serving.says(lent, "step 100")
             pod = control_plane.api.get(f"{JOB_PODS}/makeway-{lent.id}-1-0")
