@@ -530,7 +530,7 @@ EDITS = (
     ),
     Edit(
         "cycle/sparing.py",
-        "for places in every.places():",
+        "for places in every.places(known.search):",
         "for places in ():",
         "a victim is spared where its preemptors have room in other places only",
     ),
