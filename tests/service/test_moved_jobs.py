@@ -19,9 +19,12 @@ from makeway import checkpoint
 start = checkpoint.step_of(checkpoint.latest())
 print("from", start, flush=True)
 time.sleep(0.2)
-with checkpoint.saving(start + 1) as folder:
-    (folder / "state").write_text("saved")
+saved = 0.0
 while not checkpoint.requested():
+    if time.monotonic() > saved + 1:  # what has not saved for longer than `every` is not moved
+        with checkpoint.saving(start + 1) as folder:
+            (folder / "state").write_text("saved")
+        saved = time.monotonic()
     time.sleep(0.02)
 print("told:", checkpoint.notice().reason, flush=True)
 with checkpoint.saving(start + 5) as folder:
@@ -45,7 +48,6 @@ async def said(world: Site, job: Job, text: str, attempt: int) -> None:
     await world.run.until(there, f"attempt {attempt} of {job.id} writes {text}", 60)
 
 
-@pytest.mark.xfail(reason="in some checkouts no move is found within a minute; the cause is not known", strict=False)
 async def test_a_job_is_moved_so_that_its_machine_is_given_back_and_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
