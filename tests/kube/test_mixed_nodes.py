@@ -147,10 +147,17 @@ async def test_a_slice_that_was_lent_is_reclaimed_for_a_notebook_and_the_job_res
     control_plane: Cluster, three_kinds: str, tmp_path: Path
 ) -> None:
     serving = Serving(control_plane, tmp_path / "state", three_kinds)
+    renewals: list[asyncio.Task[None]] = []
 
     async def trains(pool: str, seconds: str) -> Job:
         steps = ["--steps", "400", "--every", "5000", "--seconds", seconds]
         return await serving.submit("ana", pool, "python3", "train.py", *steps, files=[TRAIN], profile=f"{pool}1")
+
+    async def renewed(lease: str) -> None:
+        """Renew the lease as the spawner of a running notebook does: without renewals it ends after 15 s."""
+        while True:
+            await serving.client("spawner").renew(lease)
+            await asyncio.sleep(3)
 
     async def granted(user: str) -> str:
         spawner = serving.client("spawner")
@@ -161,6 +168,7 @@ async def test_a_slice_that_was_lent_is_reclaimed_for_a_notebook_and_the_job_res
             return (await spawner.session(lease.id)).phase in ("granted", "running")
 
         await serving.until(there, lambda: f"{user} has a slice")
+        renewals.append(asyncio.create_task(renewed(lease.id)))
         result = await spawner.session(lease.id)
         assert (result.resource, len(result.placement[0].devices)) == (MIG, 1)
         return str(lease.id)
@@ -180,6 +188,7 @@ async def test_a_slice_that_was_lent_is_reclaimed_for_a_notebook_and_the_job_res
             assert (evicted.preemptions, evicted.attempts[0].outcome) == (1, "preempted")
             for pool in ("whole", "shared"):
                 assert (await serving.reaches(jobs[pool], "succeeded", "failed")).preemptions == 0, "in other pools"
+            renewals.pop().cancel()
             await serving.client("spawner").release(mine)
             done = await serving.reaches(lent, "succeeded", "failed", attempt=2)
             assert [one.outcome for one in done.attempts] == ["preempted", "succeeded"]
@@ -188,7 +197,10 @@ async def test_a_slice_that_was_lent_is_reclaimed_for_a_notebook_and_the_job_res
             assert f"going on at step {step.step} of 400" in await serving.log(lent, 2)
             assert weights(await serving.log(lent, 2)) == weights(await serving.log(jobs["whole"]))
             await serving.no_pod_left()
+            assert not any(one.done() for one in renewals), "the lease of the first notebook lives"
     finally:
+        for renewal in renewals:
+            renewal.cancel()
         for one in serving.clients.values():
             await one.close()
         serving.reservation.close()
