@@ -28,6 +28,7 @@ from makeway_quota.backends.kubernetes.cluster.pod_requests import ATTEMPT, JOB,
 from makeway_quota.backends.kubernetes.pods.manifest import PodSettings
 from makeway_quota.backends.remote.workers import WorkerStatus
 from makeway_quota.control.loop import Loop
+from makeway_quota.control.order_retries import OrderRetries
 from makeway_quota.settings import ServiceSettings, load
 from makeway_quota.store.records import NewWorkload, Workload
 
@@ -142,6 +143,8 @@ class SimulatedCluster(ApiClient):
         self.nodes = {name: _node(name, gpus) for name, gpus in nodes.items()}
         self.backend: SimulatedBackend | None = None
         self.refuses_deletes = False
+        self.without_plugin: set[str] = set()
+        """nodes whose kubelet has lost its device plugin: it refuses each pod with GPUs"""
         self.deletes: list[tuple[float, str]] = []
         self.bound: dict[str, float] = {}
         """when pods were bound, by name"""
@@ -248,12 +251,39 @@ class SimulatedCluster(ApiClient):
     def _run(self, found: Running) -> None:
         if found.over or found.name not in self.pods or "deletionTimestamp" in found.pod["metadata"]:
             return
+        if found.node in self.without_plugin and found.gpus:
+            self._refuse(found)
+            return
         found.began = self.now
         running = {"name": "worker", "state": {"running": {}}}
         found.pod["status"] = {"phase": "Running", "containerStatuses": [running]}
         self._tell("MODIFIED", found)
         if not found.is_notebook:
             self.reports.report(found, WorkerStatus(started_at=self.now))
+
+    def _refuse(self, found: Running) -> None:
+        """End a pod as the kubelet does that cannot allocate its devices."""
+        found.over = True
+        message = f"Allocate failed due to no healthy devices present; cannot allocate unhealthy devices {GPU}"
+        found.pod["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}
+        self._tell("MODIFIED", found)
+        self.at(0.002, self.schedule)
+
+    def lose_plugin(self, node: str, seconds: float, told_after: float) -> None:
+        """Restart the device plugin of a node, whose pods go on; its GPUs are gone from its status later."""
+        many = self.nodes[node]["status"]["allocatable"][GPU]
+        self.without_plugin.add(node)
+        if told_after < seconds:
+            self.at(told_after, lambda: self._offer(node, "0"))
+        self.at(seconds, lambda: self.without_plugin.discard(node))
+        self.at(seconds, lambda: self._offer(node, many))
+
+    def _offer(self, node: str, gpus: str) -> None:
+        """Change how many GPUs a node says that it has."""
+        self.nodes[node]["status"]["allocatable"] = {GPU: gpus}
+        if self.backend is not None:
+            self._send(self.backend.inventory.nodes, "MODIFIED", self.nodes[node])
+        self.at(0.005, self.schedule)
 
     def notice(self, row: Workload) -> None:
         """Make the workers of an attempt save and end, as they read its notice; a repetition does nothing."""
@@ -424,6 +454,7 @@ class Site:
         }
         backend = SimulatedBackend(self.cluster)
         self.service = await self.opened(load(environ=environ), backend)
+        self.loop.actuator.retries = OrderRetries(lambda: self.cluster.now)
         await self.loop.take_over(self.service.components.leader.term or 0)
 
     async def opened(self, settings: ServiceSettings, backend: SimulatedBackend) -> Application:

@@ -421,11 +421,40 @@ async def test_a_pod_that_its_node_refuses_is_no_loss(backend: Backend) -> None:
     refused = pod("j1", "Failed")
     refused["status"] |= {"reason": "OutOfcpu", "message": "Node didn't have enough resource: cpu"}
     backend.hear("ADDED", refused)
+    seen = await backend.seen("j1")
+    assert (seen.phase, seen.never_ran, seen.refused) == (Phase.LOST, True, True), "no launcher could report anything"
+    assert seen.message == "its node n0 refused its pod (OutOfcpu): Node didn't have enough resource: cpu"
+
+
+@pytest.mark.parametrize("reason", ["NodeAffinity", "NodeShutdown", "TopologyAffinityError", "Evicted", "Terminated"])
+async def test_a_refusal_that_does_not_pass_in_seconds_has_the_job_go_elsewhere(backend: Backend, reason: str) -> None:
+    refused = pod("j1", "Failed")
+    refused["status"] |= {"reason": reason, "message": "Pod was rejected"}
+    backend.hear("ADDED", refused)
     for _ in range(2):
         seen = await backend.seen("j1")
         backend.now += REPORT_GRACE
-    assert (seen.phase, seen.never_ran) == (Phase.LOST, True)
-    assert seen.message == "its node n0 refused its pod (OutOfcpu): Node didn't have enough resource: cpu"
+    assert (seen.phase, seen.never_ran, seen.refused) == (Phase.LOST, True, False)
+
+
+@pytest.mark.parametrize(
+    ("reports", "at_once", "refused"),
+    [([], True, True), ([RUNS], True, True), ([RUNS, RUNS], False, False)],
+)
+async def test_a_gang_of_which_a_node_refuses_one_pod_is_refused_unless_that_worker_ran(
+    backend: Backend, reports: list[WorkerStatus], at_once: bool, refused: bool
+) -> None:
+    """The kubelet says the same of a pod that runs, when it has lost the device plugin at its own start."""
+    backend.hear("ADDED", pod("j1", of=2))
+    rejected = pod("j1", "Failed", worker=1, of=2)
+    rejected["status"] |= {"reason": "UnexpectedAdmissionError", "message": "no healthy devices present"}
+    backend.hear("ADDED", rejected)
+    backend.report("j1", *reports)
+    seen = await backend.seen("j1")
+    assert (seen.phase is Phase.LOST) is at_once
+    backend.now += REPORT_GRACE
+    seen = await backend.seen("j1")
+    assert (seen.phase, seen.refused, seen.never_ran, seen.worker) == (Phase.LOST, refused, refused, 1)
 
 
 @pytest.mark.parametrize(("ends", "never_ran"), [({}, True), ({"ended_at": 20.0, "exit_code": 1}, False)])

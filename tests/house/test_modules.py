@@ -141,7 +141,6 @@ SHORT: dict[str, str] = {
     "backends.routing.placements": "what is kept of ended attempts, and how much, is tested alone",
     "control.machines.agent_reports": "reads what agents report, which is not trusted",
     "control.hub.membership": "a step of the cycle, as `time_limits`",
-    "control.order_retries": "which refusals are alike is tested alone",
     "control.world.checkpoint_failures": "follows the commits, as `active_rows` does",
     "doctor.database": EACH_CHECK,
     "doctor.images": EACH_CHECK,

@@ -16,6 +16,7 @@ POSITIONS = {
     "refuse_session": 1,
     "retry_launch": 1,
     "defer": 1,
+    "start_again": 1,
     "_never_ran": 2,
     "_ended": 2,
     "release": 2,

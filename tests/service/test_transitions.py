@@ -31,6 +31,7 @@ MADE: dict[str, Callable[[Workload], Transition]] = {
     "request_cancel": lambda row: transitions.cancel(row._replace(state="running"), "ana", "ana cancelled it.", NOW),
     "launch": lambda row: transitions.launch(row.id, NOW),
     "retry_launch": lambda row: transitions.retry_launch(row, "start_postponed", "No answer."),
+    "start_again": lambda row: transitions.start_again(row, "start_refused", "No device.", {"n": 1}, NOW + 1, NOW),
     "defer": lambda row: transitions.defer(row, "no_room", "A quota is used up.", 1, NOW + 60, ()),
     "run": lambda row: observed(row._replace(state="starting"), Phase.RUNNING),
     "open": lambda row: transitions.open_server(row, "It runs."),

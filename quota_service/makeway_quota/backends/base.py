@@ -190,6 +190,8 @@ class AttemptStatus:
     """its start broke off before anything ran, and is to be ordered again"""
     never_ran: bool = False
     """with a loss: its workers did not all begin, through no fault of the job"""
+    refused: bool = False
+    """with `never_ran`: a node refused one of them for a reason that passes in seconds as a rule"""
     worker: int = 0
     """the worker that the message and `node_lost` are about, where it has several"""
     cpu: int = 0

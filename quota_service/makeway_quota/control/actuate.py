@@ -35,7 +35,7 @@ from .change_set import ChangeSet, job_name
 from .hub.servers import HubServers
 from .order_retries import OrderRetries, alike, sentence
 from .replicas.leader import Leader
-from .start_backoff import MAX_DELAY, NO_ROOM, START_DEFERRED, StartBackoff
+from .start_backoff import HELD_PAUSES, MAX_DELAY, NO_ROOM, START_DEFERRED, StartBackoff
 from .transitions import TIME_LIMIT
 
 log = logging.getLogger("makeway.actuate")
@@ -235,6 +235,8 @@ class Actuator:
 
     async def _start(self, started: Started, row: Workload, now: float, commands: Commands | None = None) -> None:
         key = (row.id, row.attempt)
+        if row.not_before is not None:
+            self.retries.postpone(key, min(row.not_before - now, max(HELD_PAUSES)))
         if self.retries.wait(key):
             started.postponed.add(key)
             return

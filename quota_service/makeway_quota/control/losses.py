@@ -29,7 +29,7 @@ class Losses:
     """Judges losses of attempts by the nodes as they are reported: a loss with its node says nothing about the job."""
 
     def __init__(self, nodes: Iterable[NodeStatus], max_infra_failures: int, document: Document) -> None:
-        self._nodes = nodes
+        self._nodes = tuple(nodes)
         self._max_infra_failures = max_infra_failures
         self._document = document
         self._rooms: dict[tuple[str, Need], Room] = {}
@@ -41,6 +41,11 @@ class Losses:
     @cached_property
     def _assignment(self) -> PoolAssignment:
         return divide((node for node in self._nodes if node.ready and not node.cordoned), self._document)
+
+    def all_offered(self, row: Workload) -> bool:
+        """Whether all nodes of a job are ready and take new work, so that it can be started on them again."""
+        offered = {node.name for node in self._nodes if node.ready and not node.cordoned}
+        return all(place.node in offered for place in row.placement)
 
     def counts(self, row: Workload, status: AttemptStatus) -> bool:
         """Whether a loss counts: not where a node of the job is gone or down, or the backend knows of it."""

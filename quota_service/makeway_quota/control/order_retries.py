@@ -33,6 +33,11 @@ class OrderRetries:
         pause = min(MAX_PAUSE, 2.0 * self._refused[key][1]) if key in self._refused else FIRST_PAUSE
         self._refused[key] = self._monotonic() + pause, pause
 
+    def postpone(self, key: Key, seconds: float) -> None:
+        """Postpone the first try of an attempt, of which nothing is known yet, by so many seconds."""
+        if key not in self._refused and seconds > 0:
+            self._refused[key] = self._monotonic() + seconds, FIRST_PAUSE / 2
+
     def keep(self, keys: Collection[Key]) -> None:
         """Forget all other attempts."""
         self._refused = {key: times for key, times in self._refused.items() if key in keys}

@@ -199,8 +199,16 @@ class _AttemptEnds:
     def _never_ran(self, row: Workload, status: AttemptStatus, code: str = START_DEFERRED) -> None:
         """Requeue a job of which nothing ran, which is no loss: it is delayed, and goes elsewhere if it can.
 
+        Where its node refused it for now, it keeps its GPUs first, and is started there again: others would get them,
+        and others make way for it once more.
+
         Also where no checkpoint could be kept: one node's mount may hang, and a volume that is away comes back.
         """
+        if status.refused and self.losses.all_offered(row):
+            again = self.backoff.start_again(row, job_name(row), _cause(status), self.now)
+            if again is not None:
+                self.change_set.add(*again)
+                return
         self._avoid(row, status)
         self.change_set.add(*self.backoff.requeue(row, job_name(row), _cause(status), self.now, code))
 

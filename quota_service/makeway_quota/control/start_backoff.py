@@ -24,8 +24,17 @@ NO_ROOM = "no_room"
 """The reason code of a job for which its backend has no room, as in a quota of its namespace"""
 START_DEFERRED = "start_deferred"
 """The reason code of a job that did not start on its GPUs for another reason, as its pod could not run"""
+START_REFUSED = "start_refused"
+"""The reason code of a job that keeps its GPUs after its node refused it, and is started on them again in seconds"""
 RETRY_DELAYED = "retry_delayed"
 """The reason code of a job that failed soon after its start, and is tried again after a while"""
+HELD_PAUSES = (1.0, 2.0, 4.0, 8.0)
+"""Seconds before each of the further starts of a job that its node refused, in which it keeps its GPUs.
+
+The scheduler hears of a device plugin that went away up to ten seconds later than the kubelet.
+"""
+HELD_SECONDS = 60.0
+"""Seconds from the first refusal, after which a job that is refused again keeps its GPUs no longer."""
 FIRST_RETRY, MAX_RETRY = 1.0, 300.0
 """Seconds from the start of an attempt that failed to the next one, which double with each failure."""
 FIRST_DELAY, MAX_DELAY = 60.0, 900.0
@@ -82,6 +91,24 @@ class StartBackoff:
         """Return the nodes that a job avoids at the moment."""
         latest = now + RARE_DELAY + MAX_DELAY  # where the clock was set back, it avoided them for as long
         return tuple((node, until) for node, until in self._avoided.get(id, ()) if now < until <= latest)
+
+    def start_again(self, row: Workload, job: str, cause: str, now: float) -> Transition | None:
+        """Return the change by which a job is started on its GPUs again, which stay its own meanwhile.
+
+        None where that was done often enough: since it ran last, or was in backoff, for HELD_SECONDS at most. So what
+        is refused for ever keeps its GPUs from others once, and not at each of its tries.
+        """
+        if row.start_tries or row.id in self.refused:
+            return None
+        count, since = (row.reason_numbers.get(name) for name in ("refusals", "refused_since"))
+        refusals = count if isinstance(count, int) else 0
+        first = float(since) if isinstance(since, int | float) else now
+        if refusals >= len(HELD_PAUSES) or not 0.0 <= now - first <= HELD_SECONDS:
+            return None
+        pause = HELD_PAUSES[refusals]
+        numbers = {"refusals": refusals + 1, "refused_since": first}
+        message = outcomes.start_refused(job, cause, refusals + 1, duration(pause))
+        return transitions.start_again(row, START_REFUSED, message, numbers, now + pause, now)
 
     def requeue(self, row: Workload, job: str, cause: str, now: float, code: str) -> Transition:
         """Return the change by which a job returns to the queue, with a delay, and the decision about it.

@@ -51,6 +51,9 @@ EVENTS: Mapping[str, WorkloadEvent] = {
     ),
     "launch": WorkloadEvent(STARTING, None, "the backend was ordered to start it"),
     "retry_launch": WorkloadEvent(STARTING, None, "the backend or the files are not reached: it is ordered again"),
+    "start_again": WorkloadEvent(
+        STARTING, None, "a node refused it for now: it keeps its GPUs, and is started on them again"
+    ),
     "defer": WorkloadEvent(
         STARTING, "pending", "the backend has no room, or nothing of the attempt ran: tried again later"
     ),
@@ -230,6 +233,20 @@ def retry_launch(row: Workload, code: str, message: str) -> Transition:
     return Transition(_change("retry_launch", row, {"reason_code": code, "reason_message": message}))
 
 
+def start_again(
+    row: Workload, code: str, message: str, numbers: Mapping[str, object], at: float, now: float
+) -> Transition:
+    """Start a job again on the GPUs that it has, at a time in Unix seconds, as nothing of it ran; no attempt is lost.
+
+    It is another attempt, so that its pods have other names than those that were refused.
+    """
+    fields = _reason(code, message, {**row.reason_numbers, **numbers})
+    fields |= {"attempt": row.attempt + 1, "launched_at": None, "not_before": at}
+    opened = Attempt(row.id, row.attempt + 1, now, placement=row.placement, over_quota=row.over_quota)
+    change = _change("start_again", row, fields, row.version, opened=opened, dropped=True)
+    return Transition(change, decide(row, "wait", code, message, attempt=row.attempt))
+
+
 def defer(
     row: Workload, code: str, message: str, tries: int, not_before: float, avoids: tuple[tuple[str, float], ...]
 ) -> Transition:
@@ -253,6 +270,8 @@ def observe(row: Workload, status: AttemptStatus) -> Transition | None:
         event = "run"
         if row.start_tries or row.avoids:
             fields |= {"start_tries": 0, "avoids": ()}
+        if row.not_before is not None:
+            fields |= {"not_before": None, **_reason("starting", "")}
     elif row.state == "starting" and status.waiting_reason and row.reason_message != status.message:
         fields |= {"reason_code": status.waiting_reason, "reason_message": status.message or status.waiting_reason}
     return Transition(_change(event, row, fields)) if fields or event == "run" else None

@@ -161,6 +161,13 @@ def start_delayed(job: str, cause: str, tries: int, delay: str) -> str:
     return f"{job} cannot be started yet: {cause.rstrip('.')}. Its GPUs go to others; {waits}."
 
 
+def start_refused(job: str, cause: str, refusals: int, pause: str) -> str:
+    """Return that a node refused a job, so many times in a row, which keeps its GPUs for the next try."""
+    again = f" (refusal {refusals} in a row)" if refusals > 1 else ""
+    kept = f"It keeps its GPUs, and is started again in {pause}."
+    return f"{job} could not be started{again}: {cause.rstrip('.')}. {kept}"
+
+
 def start_soon(job: str, nodes: Sequence[str], before: str) -> str:
     """Return that a job which was not started is tried soon, as nodes are back; `before` says why it was not."""
     cause = before.partition(" cannot be started yet: ")[2].partition(" Its GPUs go to others;")[0]

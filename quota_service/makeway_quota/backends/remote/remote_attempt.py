@@ -131,7 +131,8 @@ def conclude(
         hosts = replace(hosts, present=False, start_broke_off=False)  # this service deleted what never ran
     if hosts is not None and not hosts.present:
         known = replace(known, absent_since=now if known.absent_since is None else known.absent_since)
-        if now - (known.absent_since or 0.0) >= (0.0 if removed else timeouts.report_grace):
+        no_report = removed or (hosts.refused and hosts.worker not in workers)  # of what never began
+        if now - (known.absent_since or 0.0) >= (0.0 if no_report else timeouts.report_grace):
             return _absent(known, status, hosts, workers)
     elif hosts is not None:
         known = replace(known, absent_since=None)
@@ -201,7 +202,8 @@ def _absent(
         return _lost(known, replace(lost, storage_failed=True, message=message, worker=failed))
     never_ran = hosts.never_ran and not ran_or_ended(status, workers)
     storage_failed = hosts.storage_failed and never_ran
-    return _lost(known, replace(lost, never_ran=never_ran, storage_failed=storage_failed))
+    refused = hosts.refused and never_ran
+    return _lost(known, replace(lost, never_ran=never_ran, storage_failed=storage_failed, refused=refused))
 
 
 def _lost(known: RemoteAttempt, status: AttemptStatus) -> Conclusion:

@@ -27,6 +27,8 @@ class WorkerHosts:
     """whether their start was interrupted before anything ran"""
     never_ran: bool = False
     """if not present: whether at least one worker did not start, through no fault of the job"""
+    refused: bool = False
+    """with `never_ran`: whether a node refused that worker for a reason that passes in seconds as a rule"""
     worker: int = 0
     """number of the worker that the message and `node_lost` are about"""
     cpu: int = 0

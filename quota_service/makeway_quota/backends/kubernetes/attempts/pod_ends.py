@@ -19,6 +19,12 @@ NODE_REASONS = ("NodeLost", "NodeShutdown", "Terminated", "NodeAffinity", "Unexp
 """Reasons of a pod that its node ended: they say nothing about the job."""
 OUT_OF = "OutOf"
 """The beginning of further such reasons, as OutOfcpu: the node has too little room."""
+ADMISSION_ERROR = "UnexpectedAdmissionError"
+"""The reason of a pod whose devices the kubelet could not allocate, as when the device plugin has just gone away.
+
+This and `OUT_OF` pass in seconds as a rule: the kubelet knows of a pod that ended, or of a plugin that went, before
+the scheduler does. NodeAffinity, NodeShutdown, TopologyAffinityError and Evicted last: another node may take the pod.
+"""
 NO_PYTHON = ('exec: "python3"', "executable file `python3`")
 """In the message of a container that NO_START is about, by runc and crun: its image has no such program."""
 UNKNOWN_ENDS = ("Unknown", "ContainerStatusUnknown")
@@ -100,7 +106,7 @@ def ended(pod: JobPod, usable: Mapping[str, bool]) -> WorkerHosts:
         message = f"its pod was evicted, as it used more than it requested of what its node {pod.node} was short of"
         return WorkerHosts(1, present=False, message=f"{message}: {pod.message}")
     if (result := _by_others(pod)) is not None:
-        return result if pod.began else replace(result, never_ran=True)
+        return result if pod.began else replace(result, never_ran=True, refused=_is_refused_for_now(pod))
     if not pod.began:
         message = pod.message or "its pod was deleted by others before it ran"
         return WorkerHosts(1, present=False, never_ran=True, message=message)
@@ -164,6 +170,11 @@ def _by_others(pod: JobPod) -> WorkerHosts | None:
         verb = "ended" if pod.began else "refused"
         return _by_node(f"its node {pod.node} {verb} its pod ({pod.reason}): {pod.message}".rstrip(": "))
     return None
+
+
+def _is_refused_for_now(pod: JobPod) -> bool:
+    """Whether the kubelet refused a pod for a reason that passes in seconds as a rule."""
+    return pod.phase == "Failed" and (pod.reason == ADMISSION_ERROR or pod.reason.startswith(OUT_OF))
 
 
 def _by_node(message: str) -> WorkerHosts:
