@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kubernetes_asyncio.client.rest import ApiException
+from makeway_api.durations import duration
 from makeway_api.quantities import listed
 from traitlets import Float, Unicode
 
@@ -24,8 +25,14 @@ from .refusal import Refused
 NOTEBOOK = "notebook"
 """KubeSpawner's name of the container with the server"""
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+HELD_PAUSES = (1.0, 2.0, 4.0, 8.0)
+"""Seconds before each further pod of a start whose node refused the one before, as for jobs in the quota service"""
 _MARGIN = 5.0
 """Seconds by which a start gives up before the Hub does, which does not know why the pod is not there."""
+
+
+class _RefusedForNow(Exception):
+    """A node refused the pod for a reason that passes in seconds as a rule; it has the sentence for its user."""
 
 
 class MakewayKubeSpawner(LeaseMixin, PodSpawner):
@@ -125,11 +132,29 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
     async def start_server(self) -> Any:
         """Create the pod and wait until its server listens; raise Refused with Kubernetes' reason where it does not.
 
-        The Hub asks the server itself afterwards, but ever less often: what it finds at once costs no such pause.
+        Where its node refuses the pod for a moment, it is created again; the lease stays, or its GPUs would go to
+        others, who would be evicted for the next start. The Hub asks the server itself afterwards, but ever less often:
+        what it finds at once costs no such pause.
         """
+        began = time.monotonic()
+        for pause in HELD_PAUSES:
+            try:
+                return await self._try_start(began)
+            except _RefusedForNow as refusal:
+                message = f"{str(refusal).rstrip('.')}. It keeps its GPUs, and is started again in {duration(pause)}."
+                self.report("node", message)
+                self.log.warning("The pod of %s is created again: %s", self._log_name, refusal)
+                await self.stop()
+                await asyncio.sleep(pause)
+        try:
+            return await self._try_start(began)
+        except _RefusedForNow as refusal:
+            raise self._not_started(f"The notebook could not be started. {refusal}") from refusal
+
+    async def _try_start(self, began: float) -> Any:
+        """Create the pod once and wait until its server listens; `began` is when the start did (monotonic)."""
         self._following, self._server_address, self._listens = PodStart(), "", False
         starting = asyncio.ensure_future(self._listening_server())
-        began = time.monotonic()
         try:
             while not starting.done():
                 await asyncio.wait([starting], timeout=self.look_seconds)
@@ -172,6 +197,8 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
         pod, start, lease = self.created_pod, self._following, self._lease
         if (deleted := self.deleted_pod) is not None:
             raise self._not_started(start.end_message(deleted, gone=True))
+        if pod is not None and pod_end.refused_for_now(pod):
+            raise _RefusedForNow(pod_end.sentence(pod))
         if late or pod_events.cannot_be_pulled(pod or {}) or pod_end.server_ended(pod or {}):
             raise self._not_started(start.failure_message(pod, self._server_address))
         granted = listed(node for node, _ in lease.placement) if lease is not None else ""

@@ -21,6 +21,10 @@ _IN_WORDS = {
     "Evicted": "Its node evicted its pod",
 }
 """What happened, by the reason that Kubernetes gives."""
+_REFUSALS = ("NodeAffinity", "NodeShutdown", "TopologyAffinityError", "UnexpectedAdmissionError")
+"""Reasons of a pod that its node refused before anything of it ran"""
+_OUT_OF = "OutOf"
+"""The beginning of further such reasons, as OutOfcpu"""
 OUT_OF_MEMORY = "OOMKilled"
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -36,6 +40,18 @@ def ended(pod: Mapping[str, Any]) -> bool:
 def server_ended(pod: Mapping[str, Any]) -> bool:
     """Whether the notebook's container has ended, also while others of its pod run."""
     return ended(pod) or bool(_terminated(pod))
+
+
+def refused(pod: Mapping[str, Any]) -> bool:
+    """Whether the node of the pod refused it, so that nothing of it ran."""
+    reason = str((pod.get("status") or {}).get("reason") or "")
+    return ended(pod) and not _terminated(pod) and (reason in _REFUSALS or reason.startswith(_OUT_OF))
+
+
+def refused_for_now(pod: Mapping[str, Any]) -> bool:
+    """Whether the node refused the pod for a reason that passes in seconds, as while its device plugin restarts."""
+    reason = str((pod.get("status") or {}).get("reason") or "")
+    return refused(pod) and (reason == "UnexpectedAdmissionError" or reason.startswith(_OUT_OF))
 
 
 def deleting(pod: Mapping[str, Any]) -> bool:
@@ -70,7 +86,8 @@ def sentence(pod: Mapping[str, Any] | None, gone: bool = False) -> str:
     if reason == OUT_OF_MEMORY:
         return _out_of_memory(pod)
     message = why(pod).rstrip(". ")
-    words = _IN_WORDS.get(reason) or _failed_before(pod) or "Its server ended by itself"
+    by_node = "Its node refused its pod" if refused(pod) else ""
+    words = _IN_WORDS.get(reason) or by_node or _failed_before(pod) or "Its server ended by itself"
     line = "" if reason in _IN_WORDS else quoted(last_line(str(_terminated(pod).get("message") or "")))
     return words + (f" ({message})." if message else ".") + line
 

@@ -102,6 +102,7 @@ class KubeFake:
                 kind == "pods"
                 and (stored.get("spec") or {}).get("nodeName")
                 and "containerStatuses" in stored["status"]
+                and stored["status"].get("phase") not in ("Succeeded", "Failed")
             ):
                 self.delete_pod(name)  # a kubelet confirms its end
             else:

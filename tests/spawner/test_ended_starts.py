@@ -148,8 +148,11 @@ async def kube(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeFake]:
 
 
 @pytest.fixture
-async def starting(kube: KubeFake, quota: QuotaFake) -> AsyncIterator[tuple[MakewayKubeSpawner, Any]]:
+async def starting(
+    kube: KubeFake, quota: QuotaFake, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[MakewayKubeSpawner, Any]]:
     """Return a spawner whose start has created its pod, and the start."""
+    monkeypatch.setattr("makeway_spawner.kube.HELD_PAUSES", (0.1, 0.1, 0.1))
     spawner = spawner_for(makeway_api_url=URL, makeway_token="t", renew_seconds=0.1, start_timeout=300)
     spawner.user_options = {"profile": "gpu1", "team": "rnd"}
     await spawner.run_pre_spawn_hook()
@@ -227,6 +230,82 @@ async def test_a_pod_that_its_node_evicts_while_it_starts_is_told(
     place(kube)
     kube.change_pod(POD, phase="Failed", reason="Evicted", message="The node was low on resource: memory.")
     assert "Its node evicted its pod (Evicted: The node was low on resource: memory)." in await said_by(starting[1])
+
+
+NO_DEVICE = {
+    "phase": "Failed",
+    "reason": "UnexpectedAdmissionError",
+    "message": "Allocate failed due to no healthy devices present",
+    "containerStatuses": [],
+}
+
+
+def uid_of(kube: KubeFake) -> str:
+    pod = kube.objects["pods"].get(POD)
+    return "" if pod is None else str(pod["metadata"]["uid"])
+
+
+SAYS = "Its node refused its pod (UnexpectedAdmissionError: Allocate failed due to no healthy devices present)."
+
+
+@pytest.mark.covers("N05")
+@pytest.mark.parametrize("refusals", [1, 3])
+async def test_a_pod_that_its_node_refuses_for_a_moment_is_created_again_with_its_lease(
+    kube: KubeFake,
+    quota: QuotaFake,
+    starting: tuple[MakewayKubeSpawner, Any],
+    refusals: int,
+) -> None:
+    spawner, start = starting
+    lease = spawner._lease
+    assert lease is not None
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        spawner.port = server.sockets[0].getsockname()[1]
+        for _ in range(refusals):
+            old = uid_of(kube)
+            place(kube)
+            kube.change_pod(POD, **NO_DEVICE)
+            await until(lambda old=old: uid_of(kube) not in ("", old) and spawner.created_pod)
+        place(kube)
+        running = [{"name": "notebook", "ready": True, "state": {"running": {}}}]
+        kube.change_pod(POD, phase="Running", containerStatuses=running)
+        assert await asyncio.wait_for(start, SOON)
+    assert spawner._lease is not None
+    assert spawner._lease.id == lease.id
+    assert not quota.released
+    assert spawner._progress is not None
+    said = [event["message"] for event in spawner._progress.events if "refused" in event["message"]]
+    assert said == [f"{SAYS} It keeps its GPUs, and is started again in 0.1 s."] * refusals
+
+
+async def test_a_pod_that_its_node_refuses_again_and_again_is_given_up_with_the_reason(
+    kube: KubeFake, starting: tuple[MakewayKubeSpawner, Any]
+) -> None:
+    async def refuse() -> None:
+        while True:
+            pod = kube.objects["pods"].get(POD)
+            if pod is not None and pod["status"]["phase"] == "Pending":
+                kube.change_pod(POD, **NO_DEVICE)
+            await asyncio.sleep(0.01)
+
+    refusing = asyncio.ensure_future(refuse())
+    assert await said_by(starting[1]) == f"The notebook could not be started. {SAYS}"
+    assert [asked for asked in kube.asked if asked == "POST pods/"] == ["POST pods/"] * 4
+    refusing.cancel()
+
+
+@pytest.mark.parametrize("reason", ["NodeAffinity", "NodeShutdown", "TopologyAffinityError"])
+async def test_a_pod_that_its_node_refuses_for_longer_is_told_at_once(
+    kube: KubeFake, starting: tuple[MakewayKubeSpawner, Any], reason: str
+) -> None:
+    kube.change_pod(POD, phase="Failed", reason=reason, message="Pod was rejected")
+    assert f"Its node refused its pod ({reason}: Pod was rejected)." in await said_by(starting[1])
+    assert kube.asked.count("POST pods/") == 1
 
 
 async def test_a_pod_that_is_gone_before_the_watch_shows_it_is_missed(
