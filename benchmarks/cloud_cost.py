@@ -64,8 +64,8 @@ class Case(NamedTuple):
         """What the table says of the moves."""
         if self.moves is None:
             return "–"
-        free, most = count(self.moves.headroom, "GPU"), count(self.moves.most, "task")
-        return f"every {self.moves.every / 60:.0f} min, {free} free, at most {most}"
+        free, most = count(self.moves.free_gpus, "GPU"), count(self.moves.max_jobs, "task")
+        return f"every {self.moves.interval / 60:.0f} min, {free} free, at most {most}"
 
 
 GOALS: Mapping[Case, Goal] = {
@@ -247,7 +247,7 @@ def picture(points: Sequence[Point]) -> str:
     for one in (one for one in points if one.case.moves is not None):
         across, up = x(100 * one.run.waited), y(one.ratio)
         parts.append(f'<circle class="moved" cx="{across:.1f}" cy="{up:.1f}" r="5"/>')
-        label = f"every {one.case.moves.every / 60:.0f} min: {one.run.moves} moves" if one.case.moves else ""
+        label = f"every {one.case.moves.interval / 60:.0f} min: {one.run.moves} moves" if one.case.moves else ""
         parts.append(f'<text x="{across - 8:.1f}" y="{up + 18:.1f}" text-anchor="end">{label}</text>')
     middle, bottom = (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 15
     return (

@@ -16,7 +16,7 @@ from makeway_quota.autoscale.budget import Money
 from makeway_quota.autoscale.demand import MachineDemand, PendingWork
 from makeway_quota.autoscale.deployment import Deployment, MachineType
 from makeway_quota.autoscale.instances import Instance, InstanceList
-from makeway_quota.autoscale.machine import Machine, MachineObservation
+from makeway_quota.autoscale.machine import Machine, MachineEvent
 from makeway_quota.autoscale.sizing import size
 from makeway_quota.autoscale.step import MachineChanges, MachineRows, StepInput, StepLeader, step
 from makeway_quota.control.machines.channel import MachineChannel
@@ -118,8 +118,12 @@ async def _reads(machines: tuple[Machine, ...]) -> list[Measured]:
 def crowd() -> tuple[Deployment, MachineRows, StepInput]:
     """Return a deployment at its maximum, of whose machines a quarter boots, and jobs of many shapes."""
     random = Random(1)
-    kind = MachineType("g2", "gpu", "big-2", gpus=2, cpu=16_000, memory=65_536, price=3_000_000, max_machines=MACHINES)
-    deployment = Deployment("cloud", "memory", (kind, replace(kind, name="g2-dear")), max_machines=MACHINES)
+    machine_type = MachineType(
+        "g2", "gpu", "big-2", gpus=2, cpu=16_000, memory=65_536, price=3_000_000, max_machines=MACHINES
+    )
+    deployment = Deployment(
+        "cloud", "memory", (machine_type, replace(machine_type, name="g2-dear")), max_machines=MACHINES
+    )
     machines = tuple(_machine(number) for number in range(MACHINES))
     pending = tuple(
         PendingWork(
@@ -135,7 +139,7 @@ def crowd() -> tuple[Deployment, MachineRows, StepInput]:
     ready = [one.id for one in machines if one.state == "ready"]
     demand = MachineDemand(pending, frozenset(ready), dict.fromkeys(ready, 1))
     listed = InstanceList(NOW, tuple(Instance(one.instance or "", one.id, "cloud") for one in machines))
-    reports = tuple((one, MachineObservation("heard", at=NOW, boot="boot", attempts=1)) for one in ready)
+    reports = tuple((one, MachineEvent("heard", at=NOW, boot="boot", attempts=1)) for one in ready)
     return deployment, MachineRows(machines), StepInput(NOW, NOW - 3600, demand, (listed,), reports)
 
 
@@ -154,8 +158,8 @@ def _machine(number: int) -> Machine:
         requested_at=at,
         since=at,
         state="ready" if number % 4 else "booting",
-        calls=1,
-        called_at=at,
+        launch_calls=1,
+        launch_called_at=at,
         instance=f"i-{number:04}",
         launched_at=at,
         boot="boot",

@@ -90,16 +90,16 @@ def transitions() -> str:
 
 
 def machine_transitions() -> str:
-    """Return the states that can follow each observation of a machine; an empty cell leaves the state."""
-    from makeway_quota.autoscale.machine import OVER, STATES
-    from makeway_quota.autoscale.transitions import MACHINE_EVENTS
+    """Return the states that can follow each event of a machine; an empty cell leaves the state."""
+    from makeway_quota.autoscale.machine import FINISHED, STATES
+    from makeway_quota.autoscale.transitions import MACHINE_TRANSITIONS
 
-    states = [state for state in STATES if state not in OVER]
+    states = [state for state in STATES if state not in FINISHED]
     rows = [
-        [f"`{name}`", event.meaning, *(" or ".join(event.after.get(state, ())) for state in states)]
-        for name, event in MACHINE_EVENTS.items()
+        [f"`{name}`", event.meaning, *(" or ".join(event.next_states.get(state, ())) for state in states)]
+        for name, event in MACHINE_TRANSITIONS.items()
     ]
-    return table(["observation", "when", *states], rows)
+    return table(["event", "when", *states], rows)
 
 
 def deployment_fields() -> str:

@@ -39,7 +39,7 @@ AWS_TYPE = MachineType(
     "g2", "gpu", "g5.12xlarge", gpus=2, cpu=16_000, memory=65_536, zones=ZONES, price=3 * EURO, max_machines=5,
     machine_image=IMAGE,
 )  # fmt: skip
-AWS = Deployment("cloud", "aws", (AWS_TYPE,), hour=30 * EURO, currency="USD", settings={"region": REGION})
+AWS = Deployment("cloud", "aws", (AWS_TYPE,), hourly_budget=30 * EURO, currency="USD", settings={"region": REGION})
 CODES = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64, "stopped": 80}
 Answer = tuple[int, bytes]
 

@@ -43,7 +43,7 @@ GCP_TYPE = MachineType(
     "g2", "gpu", "g2-standard-24", gpus=2, cpu=24_000, memory=98_304, zones=ZONES, price=3 * EURO, max_machines=5,
     machine_image=IMAGE,
 )  # fmt: skip
-GCP = Deployment("cloud", "gcp", (GCP_TYPE,), hour=30 * EURO, settings={"project": PROJECT})
+GCP = Deployment("cloud", "gcp", (GCP_TYPE,), hourly_budget=30 * EURO, settings={"project": PROJECT})
 ACCOUNT = f"makeway@{PROJECT}.iam.gserviceaccount.com"
 NAME = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"
 LABEL = re.compile(r"[a-z0-9_-]{0,63}")

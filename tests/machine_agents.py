@@ -43,7 +43,7 @@ def requested(name: str, *, gpus: int = 2, pool: str = "cloud", **request: Any) 
         requested_at=now,
         since=now,
         state="booting",
-        calls=1,
+        launch_calls=1,
         launched_at=now,
     )
 

@@ -135,14 +135,17 @@ def show_deployments(deployments: Iterable[DeploymentNumbers], now: float) -> No
         MACHINES_OVERDUE.labels(label)
         for machine in one.machines:
             MACHINES.labels(label, machine.type, machine.state).inc()
-            if deployment is not None and machine.overdue(now, deployment.windows(machine.type)):
+            if deployment is not None and machine.overdue(now, deployment.timeouts(machine.type)):
                 MACHINES_OVERDUE.labels(label).inc()
         for back in one.backoffs:
             if back.active(now):
                 MACHINE_TYPES_HELD.labels(label, back.type, back.failure).set(1)
         if deployment is None or one.money is None:
             continue
-        limits = {"hour": (one.money.hour, deployment.hour), "month": (one.money.month, deployment.month)}
+        limits = {
+            "hour": (one.money.hourly_cost, deployment.hourly_budget),
+            "month": (one.money.spent_in_month, deployment.monthly_budget),
+        }
         for period, (spent, budget) in limits.items():
             MACHINE_SPEND.labels(label, deployment.currency, period).inc(spent / UNIT)
             if budget is not None:

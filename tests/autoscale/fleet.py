@@ -10,7 +10,7 @@ from typing import Any
 from makeway_quota.autoscale.demand import MachineDemand, PendingWork, PlacedWork
 from makeway_quota.autoscale.deployment import Deployment, MachineType
 from makeway_quota.autoscale.instances import InstanceList
-from makeway_quota.autoscale.machine import Machine, MachineObservation
+from makeway_quota.autoscale.machine import Machine, MachineEvent
 from makeway_quota.autoscale.provider import ProviderError
 from makeway_quota.autoscale.providers.memory import MemoryProvider
 from makeway_quota.autoscale.step import StepInput, StepLeader, StepResult, cycle, step
@@ -22,7 +22,7 @@ GPU_TYPE = MachineType(
     "g2", "gpu", "big-2", gpus=2, cpu=16_000, memory=65_536, zones=("a", "b"), price=3 * EURO, max_machines=5
 )
 CPU_TYPE = MachineType("c8", "cpu", "small-8", cpu=8_000, memory=32_768, zones=("a",), price=EURO // 2, max_machines=5)
-CLOUD = Deployment("cloud", "memory", (GPU_TYPE, CPU_TYPE), hour=30 * EURO)
+CLOUD = Deployment("cloud", "memory", (GPU_TYPE, CPU_TYPE), hourly_budget=30 * EURO)
 
 
 def gpu_work(name: str = "job-1", **fields: Any) -> PendingWork:
@@ -64,7 +64,7 @@ class Fleet:
     restartable: frozenset[str] | None = None
     """machines whose jobs would start elsewhere by the engine's rules; None: all"""
     moved_at: float | None = None
-    reports: list[tuple[str, MachineObservation]] = field(default_factory=list)
+    reports: list[tuple[str, MachineEvent]] = field(default_factory=list)
     ids: Any = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ class Fleet:
                 self.report(row.id, "heard", at=self.now, boot=row.boot, attempts=self.busy.get(row.id, 0))
 
     def report(self, machine: str, kind: Any, **fields: Any) -> None:
-        self.reports.append((machine, MachineObservation(kind, **fields)))
+        self.reports.append((machine, MachineEvent(kind, **fields)))
 
     def boot(self, *machines: str, gpus: int | None = None) -> None:
         """Make agents join and initialise, and their machines be ready."""

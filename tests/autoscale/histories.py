@@ -17,7 +17,7 @@ from autoscale.fleet import EURO, START
 from makeway_quota.autoscale.demand import MachineDemand, PendingWork
 from makeway_quota.autoscale.deployment import Deployment, MachineType
 from makeway_quota.autoscale.instances import InstanceList
-from makeway_quota.autoscale.machine import STARTING, Machine, MachineObservation
+from makeway_quota.autoscale.machine import STARTING, Machine, MachineEvent
 from makeway_quota.autoscale.provider import ProviderError
 from makeway_quota.autoscale.providers.memory import MemoryProvider
 from makeway_quota.autoscale.step import MachineChanges, ProviderCall, StepInput, StepLeader, answer, step
@@ -71,7 +71,7 @@ class History:
             ),
         ]  # fmt: skip
         self.deployment = Deployment(
-            "cloud", "memory", tuple(kinds), hour=random.choice((None, 11 * EURO, 16 * EURO)),
+            "cloud", "memory", tuple(kinds), hourly_budget=random.choice((None, 11 * EURO, 16 * EURO)),
             max_machines=random.randint(3, 7), drain_timeout=120.0,
         )  # fmt: skip
         self.store = CheckedStore(self)
@@ -83,7 +83,7 @@ class History:
         self.term_started = self.now
         self.down_until = 0.0
         self.late: list[tuple[float, ProviderCall]] = []
-        self.reports: list[tuple[str, MachineObservation]] = []
+        self.reports: list[tuple[str, MachineEvent]] = []
         self.demand = MachineDemand()
         self.ids = 0
         self.idle_for: dict[str, float] = {}
@@ -181,9 +181,9 @@ class History:
 
     def _change_stock(self) -> None:
         every = [
-            (kind.instance, zone, market)
-            for kind in self.deployment.types
-            for zone in kind.zones
+            (machine_type.instance_type, zone, market)
+            for machine_type in self.deployment.types
+            for zone in machine_type.zones
             for market in ("spot", "on_demand")
         ]
         self.provider.stock_out = {one for one in every if self.random.random() < 0.4}
@@ -195,7 +195,7 @@ class History:
         instance = self.random.choice(running)
         agent = self.agents.get(instance)
         if agent is not None and agent.joined and self.random.random() < 0.4:
-            self.reports.append((agent.machine, MachineObservation("spot_notice", deadline=self.now + 60)))
+            self.reports.append((agent.machine, MachineEvent("spot_notice", deadline=self.now + 60)))
             self.provider.instances[instance].ended_at = self.true_now + 60
         else:
             self.provider.interrupt(instance, stop=self.random.random() < 0.3)
@@ -282,7 +282,7 @@ class History:
     def _say(self, agent: Agent, kind: object, **fields: object) -> None:
         if self.true_now >= self.down_until:
             self.heard[agent.machine] = self.true_now
-            self.reports.append((agent.machine, MachineObservation(kind, at=self.now, **fields)))  # type: ignore[arg-type]
+            self.reports.append((agent.machine, MachineEvent(kind, at=self.now, **fields)))  # type: ignore[arg-type]
         elif kind == "joined":
             agent.joined = False  # refused: it tries again
 
@@ -386,7 +386,7 @@ class History:
                 job.placed, job.notice_at = (), None
         for row in rows.values():
             if row.state == "lost" and self.random.random() < 0.5:
-                self.reports.append((row.id, MachineObservation("fenced")))
+                self.reports.append((row.id, MachineEvent("fenced")))
                 if any(row.id in job.placed for job in self.jobs):
                     raise AssertionError("fenced with work")
 
@@ -396,10 +396,14 @@ class History:
         rows = list(self.store.rows.values())
         committed = sum(row.price or 0 for row in rows)
         if changes.launched:
-            assert self.deployment.hour is None or committed <= self.deployment.hour, self._text("over budget")
+            assert self.deployment.hourly_budget is None or committed <= self.deployment.hourly_budget, self._text(
+                "over budget"
+            )
             assert len(rows) <= self.deployment.max_machines, self._text("too many machines")
-            for kind in self.deployment.types:
-                assert sum(row.type == kind.name for row in rows) <= kind.max_machines, self._text("too many of a type")
+            for machine_type in self.deployment.types:
+                assert sum(row.type == machine_type.name for row in rows) <= machine_type.max_machines, self._text(
+                    "too many of a type"
+                )
             self._check_need(before, changes)
         assert all(row.term == term for row in (*changes.launched, *changes.changed)), self._text(
             "a write without a term"
@@ -417,7 +421,7 @@ class History:
 
     def _check_gone(self, row: Machine) -> None:
         """No machine is given up while its instance runs."""
-        if row.over:
+        if row.finished:
             kept = [one for one in self.provider.running().values() if one.machine == row.id]
             unknown = row.instance is None and row.state == "gone" and not self.provider.empty  # else it is an orphan
             lost = [one.id for one in kept if row.instance == one.id or unknown]
@@ -464,15 +468,15 @@ class History:
             elif not orphan:
                 self.orphan_for.pop(one.id, None)
         for row in rows.values():
-            if row.state == "requested" and row.calls and able:
+            if row.state == "requested" and row.launch_calls and able:
                 waited = self.unanswered_for[row.id] = self.unanswered_for.get(row.id, 0.0) + TICK
                 assert waited <= self.deployment.request_timeout + SLACK, self._text(f"requested for ever: {row}")
-            kind = self.deployment.type(row.type)
+            machine_type = self.deployment.type(row.type)
             used = self.demand.used(row.id) or any(work.pools == (row.pool,) for work in self.demand.pending)
-            if row.state in (*STARTING, "ready") and not used and kind is not None:
+            if row.state in (*STARTING, "ready") and not used and machine_type is not None:
                 if able:
                     self.idle_for[row.id] = self.idle_for.get(row.id, 0.0) + TICK
-                window = kind.idle_timeout if row.state == "ready" else 60.0
+                window = machine_type.idle_timeout if row.state == "ready" else 60.0
                 assert self.idle_for.get(row.id, 0.0) <= window + 60 + SLACK, self._text(f"no reason to live: {row}")
             else:
                 self.idle_for.pop(row.id, None)
@@ -480,11 +484,11 @@ class History:
     def _check_money(self) -> None:
         """Compare the closed spend with what the rows cost, each added up by itself."""
         cost = 0.0
-        for row in self.store.over.values():
+        for row in self.store.finished.values():
             if row.state != "failed":
                 cost += (row.price or 0) * max(0.0, row.since - row.requested_at) / 3600
         closed = sum(self.store.closed.values())
-        assert cost - 1 <= closed <= cost + 10 * len(self.store.over) + 1, self._text(f"{closed} is not {cost}")
+        assert cost - 1 <= closed <= cost + 10 * len(self.store.finished) + 1, self._text(f"{closed} is not {cost}")
 
     def _text(self, message: str) -> str:
         return f"history {self.seed} at {self.true_now - START:.0f} s: {message}"

@@ -15,7 +15,7 @@ from autoscale.fleet import EURO
 from autoscale.histories import TICK, History
 from makeway_quota.autoscale.demand import MachineDemand, PendingWork, PlacedWork
 from makeway_quota.autoscale.deployment import MoveRules
-from makeway_quota.autoscale.machine import Machine, MachineObservation
+from makeway_quota.autoscale.machine import Machine, MachineEvent
 from makeway_quota.autoscale.step import MachineChanges, StepInput
 from makeway_quota.control.machines.machine_notices import moving
 
@@ -33,9 +33,11 @@ class MovingHistory(History):
         super().__init__(seed)
         self.chance = chance = Random(f"moves {seed}")
         self.rules = MoveRules(chance.choice((60.0, 120.0)), chance.choice((0, 0, 1)), chance.choice((1, 2)))
-        kinds = tuple(replace(kind, idle_timeout=300.0, max_machines=4) for kind in self.deployment.types)
-        hour = None if self.deployment.hour is None else 25 * EURO
-        self.deployment = replace(self.deployment, moves=self.rules, types=kinds, max_machines=9, hour=hour)
+        kinds = tuple(
+            replace(machine_type, idle_timeout=300.0, max_machines=4) for machine_type in self.deployment.types
+        )
+        hour = None if self.deployment.hourly_budget is None else 25 * EURO
+        self.deployment = replace(self.deployment, moves=self.rules, types=kinds, max_machines=9, hourly_budget=hour)
         self.moved_at = self.now
         self.began: dict[str, float] = {}
         """when the present attempt of each job began, as the world has it"""
@@ -126,7 +128,7 @@ class MovingHistory(History):
     def _move(self, job: Job) -> None:
         job.notice_at = self.true_now
         times = self.moves.setdefault(job.name, [])
-        assert not times or self.true_now - times[-1] >= self.rules.every, self._text(f"{job} moves again")
+        assert not times or self.true_now - times[-1] >= self.rules.interval, self._text(f"{job} moves again")
         times.append(self.true_now)
 
     def _end_jobs(self) -> None:
@@ -148,18 +150,18 @@ class MovingHistory(History):
 
     def _check_move(self, row: Machine) -> None:
         """Check a machine that begins to be emptied."""
-        assert self.now - self.moved_at >= self.rules.every, self._text("moves are too close to each other")
+        assert self.now - self.moved_at >= self.rules.interval, self._text("moves are too close to each other")
         self.moved_at = self.now
         jobs = [job for job in self.jobs if row.id in job.placed]
-        assert 0 < len(jobs) <= self.rules.most, self._text(f"{len(jobs)} jobs move")
+        assert 0 < len(jobs) <= self.rules.max_jobs, self._text(f"{len(jobs)} jobs move")
         assert all(job.workers == 1 for job in jobs), self._text("a gang moves")
-        young = [job for job in jobs if self.true_now - self.began[job.name] < self.rules.every]
+        young = [job for job in jobs if self.true_now - self.began[job.name] < self.rules.interval]
         assert not young, self._text(f"young jobs move: {young}")
         others = [one for one in self.store.rows.values() if one.pool == row.pool and one.id != row.id]
         assert not any(one.starting for one in others), self._text("a job moves while a machine boots")
         assert not any(work.pools == (row.pool,) for work in self.demand.pending), self._text("work waits")
         free = sum(SLOTS[row.pool] - self._used(one) for one in others if one.accepts_work and self._used(one))
-        assert free >= len(jobs) + self.rules.headroom, self._text("the jobs have no room elsewhere")
+        assert free >= len(jobs) + self.rules.free_gpus, self._text("the jobs have no room elsewhere")
 
     def _used(self, row: Machine) -> int:
         return sum(job.placed.count(row.id) for job in self.jobs)
@@ -170,7 +172,7 @@ class MovingHistory(History):
         if moved and self.chance.random() < 0.5:
             row = self.chance.choice(moved)
             if row.instance in self.provider.running():
-                self.reports.append((row.id, MachineObservation("spot_notice", deadline=self.now + 60)))
+                self.reports.append((row.id, MachineEvent("spot_notice", deadline=self.now + 60)))
                 self.provider.instances[row.instance].ended_at = self.true_now + 60
                 return
         super()._spot_loss()

@@ -51,8 +51,8 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ec2]:
 def test_histories_on_aws_keep_the_rules(cloud: Ec2, seed: int) -> None:
     history = History(seed)
     types = tuple(
-        replace(kind, machine_image=IMAGE, zones=ZONES if "a" in kind.zones else kind.zones)
-        for kind in history.deployment.types
+        replace(machine_type, machine_image=IMAGE, zones=ZONES if "a" in machine_type.zones else machine_type.zones)
+        for machine_type in history.deployment.types
     )
     history.deployment = replace(
         history.deployment, provider="aws", types=types, currency="USD", settings=dict(AWS.settings)

@@ -46,8 +46,8 @@ def provider(cloud: Ec2Cloud) -> AwsProvider:
 
 
 def request(machine: str = "m-1", zone: str = ZONES[0], market: Any = "on_demand", **fields: Any) -> str:
-    kind = replace(AWS_TYPE, **fields)
-    return AWS.request(kind, zone, market, kind.price_in(market), machine)
+    machine_type = replace(AWS_TYPE, **fields)
+    return AWS.request(machine_type, zone, market, machine_type.price_in(market), machine)
 
 
 def launched(cloud: Ec2Cloud, **fields: Any) -> dict[str, str]:
@@ -100,10 +100,12 @@ def test_a_highest_price_is_written_in_full(price: int, text: str) -> None:
 
 def test_disk_network_role_and_key_are_asked_for_where_the_document_has_them(cloud: Ec2Cloud) -> None:
     settings = {**AWS.settings, "instance_profile": "gpu-machine", "key_pair": "ops"}
-    kind = replace(
+    machine_type = replace(
         AWS_TYPE, disk=200 * 1024 + 1, subnets={ZONES[0]: "subnet-0abc"}, security_groups=("sg-0abc", "sg-0def")
     )
-    wanted = aws_launch.read_request(replace(AWS, settings=settings).request(kind, ZONES[0], "on_demand", 1, "m-1"))
+    wanted = aws_launch.read_request(
+        replace(AWS, settings=settings).request(machine_type, ZONES[0], "on_demand", 1, "m-1")
+    )
     sent = aws_launch.launch_parameters(wanted, "m-1", None, "here", "/dev/sda1")
     assert sent["BlockDeviceMappings"] == [
         {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 201, "VolumeType": "gp3", "DeleteOnTermination": True}}

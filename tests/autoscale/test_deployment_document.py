@@ -54,7 +54,7 @@ def problems(text: str, **options: object) -> list[str]:
 
 def test_amounts_of_money_are_exact() -> None:
     result = read_deployment(FULL)
-    assert (result.hour, result.month) == (12_500_000, 3_000_000_001)
+    assert (result.hourly_budget, result.monthly_budget) == (12_500_000, 3_000_000_001)
     assert (result.types[0].price, result.types[0].spot_price) == (3_100_000, 1_100_000)
     assert result.types[1].price == 100_000
     assert result.settings == {"folder": "clouds/a", "region": "010"}
@@ -68,10 +68,10 @@ def test_a_document_reads_back_as_the_same() -> None:
 
 @pytest.mark.parametrize("millionths", [1, 999_999, 100_000_000 * 1_000_000 - 1, 33_333_333_333_333, 70_000])
 def test_every_amount_survives_a_round_trip(millionths: int) -> None:
-    kind = MachineType("a", "gpu", "big", price=millionths)
-    written = write_deployment(Deployment("cloud", "local", (kind,), hour=millionths))
+    machine_type = MachineType("a", "gpu", "big", price=millionths)
+    written = write_deployment(Deployment("cloud", "local", (machine_type,), hourly_budget=millionths))
     result = read_deployment(written)
-    assert (result.types[0].price, result.hour) == (millionths, millionths)
+    assert (result.types[0].price, result.hourly_budget) == (millionths, millionths)
 
 
 def test_every_problem_is_named_with_its_line() -> None:
@@ -122,8 +122,8 @@ def test_a_document_without_types_is_refused() -> None:
 def test_every_field_has_help_and_every_value_of_a_deployment_is_a_field() -> None:
     for table in schema().values():
         assert [key for key, _, text in table if len(text) < 2] == []
-    assert {field.name for field in fields(MachineType)} <= set(TypeTable.known())
-    assert {field.name for field in fields(Deployment)} - {"types", "revision"} <= set(DeploymentTable.known())
+    assert {field.name for field in fields(MachineType)} <= set(TypeTable.model_fields)
+    assert {field.name for field in fields(Deployment)} - {"types", "revision"} <= set(DeploymentTable.model_fields)
 
 
 def test_defaults_are_those_of_the_values() -> None:
@@ -134,7 +134,7 @@ def test_defaults_are_those_of_the_values() -> None:
 def test_the_example_of_the_reference_is_a_document() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/machines.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    assert read_deployment(example).hour == 12_500_000
+    assert read_deployment(example).hourly_budget == 12_500_000
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,9 @@ def test_the_example_of_the_reference_is_a_document() -> None:
     [(23, 7, False), (23, 9, True), (23, 18, False), (27, 9, True), (24, 9, False)],
 )
 def test_a_schedule_applies_on_its_days_in_its_time_zone(day: int, hour: int, covered: bool) -> None:
-    kind = read_deployment(FULL).types[0]
+    machine_type = read_deployment(FULL).types[0]
     moment = datetime(2026, 11, day, hour, 0, tzinfo=ZoneInfo("Europe/Berlin"))
-    assert kind.idle_machines(moment.timestamp(), ZoneInfo("Europe/Berlin")) == (2 if covered else 0)
+    assert machine_type.idle_machines(moment.timestamp(), ZoneInfo("Europe/Berlin")) == (2 if covered else 0)
 
 
 def test_a_schedule_past_midnight_belongs_to_the_day_on_which_it_begins() -> None:
@@ -193,8 +193,8 @@ machine_types:
 def test_a_document_for_aws_reads_back_as_the_same_and_is_all_in_the_request() -> None:
     result = read_deployment(AWS_DOCUMENT)
     assert read_deployment(write_deployment(result)) == result
-    kind = result.types[0]
-    wanted = json.loads(result.request(kind, "eu-central-1b", "spot", kind.spot_price, "m-1"))
+    machine_type = result.types[0]
+    wanted = json.loads(result.request(machine_type, "eu-central-1b", "spot", machine_type.spot_price, "m-1"))
     assert (wanted["machine_image"], wanted["disk"]) == ("ami-0123456789abcdef0", 204_800)
     assert (wanted["subnet"], wanted["security_groups"]) == ("subnet-0def", ["sg-0abc"])
     assert (wanted["settings"], wanted["max_price"]) == (dict(result.settings), 750_000)
@@ -260,10 +260,10 @@ def test_a_document_for_gcp_reads_back_as_the_same_and_is_all_in_the_request() -
     result = read_deployment(GCP_DOCUMENT)
     assert read_deployment(write_deployment(result)) == result
     assert result.place == ("gcp", "my-project-123")
-    kind = result.types[1]
-    wanted = json.loads(result.request(kind, "europe-west4-a", "on_demand", kind.price, "m-1"))
+    machine_type = result.types[1]
+    wanted = json.loads(result.request(machine_type, "europe-west4-a", "on_demand", machine_type.price, "m-1"))
     assert (wanted["accelerator"], wanted["gpus"], wanted["zone"]) == ("nvidia-tesla-t4", 2, "europe-west4-a")
-    assert (wanted["settings"], wanted["subnet"]) == (dict(result.settings), kind.subnets["europe-west4-a"])
+    assert (wanted["settings"], wanted["subnet"]) == (dict(result.settings), machine_type.subnets["europe-west4-a"])
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,8 @@ def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Gce]:
 def test_histories_on_gcp_keep_the_rules(cloud: Gce, seed: int) -> None:
     history = History(seed)
     types = tuple(
-        replace(kind, machine_image=IMAGE, zones=ZONES if "a" in kind.zones else MORE_ZONES[:1])
-        for kind in history.deployment.types
+        replace(machine_type, machine_image=IMAGE, zones=ZONES if "a" in machine_type.zones else MORE_ZONES[:1])
+        for machine_type in history.deployment.types
     )
     history.deployment = replace(history.deployment, provider="gcp", types=types, settings=dict(GCP.settings))
     cloud.ignores_tokens = history.provider.ignores_tokens

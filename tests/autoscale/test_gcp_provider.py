@@ -52,9 +52,9 @@ def provider(cloud: GceCloud) -> GcpProvider:
 def request(
     machine: str = "m-1", zone: str = ZONES[0], market: Any = "on_demand", settings: Any = None, **fields: Any
 ) -> str:
-    kind = replace(GCP_TYPE, **fields)
+    machine_type = replace(GCP_TYPE, **fields)
     deployment = replace(GCP, settings={**GCP.settings, **(settings or {})})
-    return deployment.request(kind, zone, market, kind.price_in(market), machine)
+    return deployment.request(machine_type, zone, market, machine_type.price_in(market), machine)
 
 
 def launched(cloud: GceCloud, **fields: Any) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def test_disk_network_rights_gpus_and_the_longest_run_are_asked_for_where_the_do
 ) -> None:
     settings = {"external_ip": "true", "service_account": "gpu@x.iam", "max_run_hours": "48", "disk_type": "pd-ssd"}
     sent = launched(
-        cloud, settings=settings, instance="n1-standard-8", accelerator="nvidia-tesla-t4", disk=200 * 1024 + 1,
+        cloud, settings=settings, instance_type="n1-standard-8", accelerator="nvidia-tesla-t4", disk=200 * 1024 + 1,
         subnets={ZONES[0]: "gpus"}, security_groups=("gpu-machine",),
     )  # fmt: skip
     parameters = sent["disks"][0]["initializeParams"]
@@ -389,7 +389,7 @@ def test_a_credential_that_is_no_key_is_denied_without_its_values(
 
 def test_a_check_launches_and_ends_nothing_and_tells_what_is_not_there(cloud: GceCloud) -> None:
     second = replace(
-        GCP_TYPE, name="t4", instance="n1-standard-8", accelerator="nvidia-tesla-t4", zones=(ZONES[1],),
+        GCP_TYPE, name="t4", instance_type="n1-standard-8", accelerator="nvidia-tesla-t4", zones=(ZONES[1],),
         machine_image=f"projects/{PROJECT}/global/images/gpu-7",
     )  # fmt: skip
     deployment: Deployment = replace(GCP, types=(GCP_TYPE, second))
@@ -442,11 +442,11 @@ def test_a_stock_out_after_the_instance_was_listed_counts_with_those_before(
     cloud: GceCloud, provider: GcpProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An instance is listed while its operation goes on, which is no success yet: the pauses grow."""
-    kind = replace(GCP_TYPE, zones=ZONES[:1])
-    fleet = Fleet(replace(GCP, types=(kind,)), pending=[gpu_work()])
+    machine_type = replace(GCP_TYPE, zones=ZONES[:1])
+    fleet = Fleet(replace(GCP, types=(machine_type,)), pending=[gpu_work()])
     fleet.provider = provider  # type: ignore[assignment]
     cloud.clock = lambda: fleet.now
-    cloud.stock_out = {(kind.instance, ZONES[0], "on_demand")}
+    cloud.stock_out = {(machine_type.instance_type, ZONES[0], "on_demand")}
     pauses = []
     for _ in range(3):
         [call] = [one for one in fleet.step().calls if one.kind == "launch"]

@@ -218,5 +218,5 @@ def test_a_cycle_passes_on_what_holds_room_while_work_waits() -> None:
 
 def test_a_budget_that_is_used_up_is_not_said_where_no_machine_is_needed() -> None:
     fleet = limited(170.0)
-    fleet.deployment = replace(CLOUD, hour=3 * EURO)
+    fleet.deployment = replace(CLOUD, hourly_budget=3 * EURO)
     assert {one.code for one in fleet.cycle().refusals} == {"soon_free"}

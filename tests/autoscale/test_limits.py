@@ -13,7 +13,7 @@ from autoscale.fleet import CLOUD, CPU_TYPE, EURO, GPU_TYPE, Fleet, cpu_work, gp
 
 def test_the_maximum_is_not_exceeded_within_one_pass() -> None:
     """karpenter#2915: a limit of 608, 627 machines."""
-    fleet = Fleet(replace(CLOUD, max_machines=4, hour=None), pending=[gpu_work(f"job-{n}") for n in range(9)])
+    fleet = Fleet(replace(CLOUD, max_machines=4, hourly_budget=None), pending=[gpu_work(f"job-{n}") for n in range(9)])
     fleet.run(60)
     assert fleet.running == 4
     fleet = Fleet(replace(CLOUD, types=(replace(GPU_TYPE, max_machines=3), CPU_TYPE)), pending=fleet.pending)
@@ -26,7 +26,7 @@ def test_each_type_has_its_own_maximum_and_time_to_start() -> None:
     quick = replace(GPU_TYPE, max_machines=1, spin_up_timeout=300.0)
     patient = replace(CPU_TYPE, max_machines=3, spin_up_timeout=1800.0)
     work = [*(gpu_work(f"gpu-{n}") for n in range(4)), *(cpu_work(f"cpu-{n}") for n in range(4))]
-    fleet = Fleet(replace(CLOUD, types=(quick, patient), hour=None), pending=work)
+    fleet = Fleet(replace(CLOUD, types=(quick, patient), hourly_budget=None), pending=work)
     fleet.cycle()
     assert sorted(row.type for row in fleet.rows) == ["c8", "c8", "c8", "g2"]
     first = {row.id: row.type for row in fleet.rows}
@@ -41,7 +41,7 @@ def test_each_type_has_its_own_maximum_and_time_to_start() -> None:
 
 @pytest.mark.covers("F72")
 def test_the_budget_counts_machines_from_their_request() -> None:
-    fleet = Fleet(replace(CLOUD, hour=7 * EURO), pending=[gpu_work(f"job-{n}") for n in range(9)])
+    fleet = Fleet(replace(CLOUD, hourly_budget=7 * EURO), pending=[gpu_work(f"job-{n}") for n in range(9)])
     fleet.step()  # killed before the calls
     result = fleet.step()
     assert sum(row.price or 0 for row in fleet.rows) == 6 * EURO
@@ -49,20 +49,22 @@ def test_the_budget_counts_machines_from_their_request() -> None:
 
 
 def test_an_unknown_price_is_never_zero() -> None:
-    kind = replace(GPU_TYPE, price=None)
-    fleet = Fleet(replace(CLOUD, types=(kind,)), pending=[gpu_work()])
+    machine_type = replace(GPU_TYPE, price=None)
+    fleet = Fleet(replace(CLOUD, types=(machine_type,)), pending=[gpu_work()])
     assert {one.code for one in fleet.cycle().refusals} == {"price_unknown"}
     assert not fleet.rows
-    fleet = Fleet(replace(CLOUD, types=(kind,), hour=None), pending=[gpu_work()])
+    fleet = Fleet(replace(CLOUD, types=(machine_type,), hourly_budget=None), pending=[gpu_work()])
     result = fleet.cycle()
     assert fleet.running == 1
     assert result.money is not None
-    assert fleet.cycle().money.unknown == 1  # type: ignore[union-attr]
+    assert fleet.cycle().money.unpriced_machines == 1  # type: ignore[union-attr]
 
 
 def test_a_spot_machine_counts_at_its_maximum_price() -> None:
-    kind = replace(GPU_TYPE, market="spot", spot_price=2 * EURO)
-    fleet = Fleet(replace(CLOUD, types=(kind,), hour=5 * EURO), pending=[gpu_work(f"job-{n}") for n in range(9)])
+    machine_type = replace(GPU_TYPE, market="spot", spot_price=2 * EURO)
+    fleet = Fleet(
+        replace(CLOUD, types=(machine_type,), hourly_budget=5 * EURO), pending=[gpu_work(f"job-{n}") for n in range(9)]
+    )
     fleet.cycle()
     assert fleet.running == 2
 
@@ -76,7 +78,7 @@ def test_the_price_of_a_machine_is_that_of_its_request() -> None:
 
 
 def test_a_month_that_is_used_up_drains_all_machines_and_launches_none() -> None:
-    fleet = Fleet(replace(CLOUD, hour=None, month=12 * EURO), pending=[gpu_work()])
+    fleet = Fleet(replace(CLOUD, hourly_budget=None, monthly_budget=12 * EURO), pending=[gpu_work()])
     fleet.cycle()
     fleet.boot()
     fleet.pending, fleet.busy = [gpu_work("next")], {fleet.rows[0].id: 1}

@@ -148,6 +148,6 @@ def test_a_dead_idle_machine_does_not_count_as_free() -> None:
     fleet.provider.interrupt(fleet.rows[0].instance or "")
     fleet.pending = [gpu_work()]
     fleet.cycle()
-    assert fleet.store.over[dead].state == "gone"
+    assert fleet.store.finished[dead].state == "gone"
     fleet.run(15)
     assert fleet.running == 1

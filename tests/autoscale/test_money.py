@@ -49,25 +49,25 @@ def test_a_machine_of_two_months_counts_in_each_and_what_is_running_as_what_is_c
     now = datetime(2026, 12, 1, 6, tzinfo=UTC).timestamp()
     result = spent_by_month(machine(start), now, ZoneInfo("UTC"))
     assert result == {"2026-11": 12 * EURO, "2026-12": 6 * EURO}
-    assert count_money(CLOUD, [machine(start)], {"2026-12": EURO}, now).month == 7 * EURO
+    assert count_money(CLOUD, [machine(start)], {"2026-12": EURO}, now).spent_in_month == 7 * EURO
     assert month_of(now, ZoneInfo("America/New_York"))[0] == "2026-12"
     assert month_of(now - 3 * 3600, ZoneInfo("America/New_York"))[0] == "2026-11"
 
 
 @pytest.mark.parametrize("state", ["requested", "booting", "joining", "ready", "draining", "lost", "terminating"])
 def test_every_state_until_the_end_is_committed(state: MachineState) -> None:
-    assert count_money(CLOUD, [machine(0, state=state)], {}, 10.0).hour == EURO
+    assert count_money(CLOUD, [machine(0, state=state)], {}, 10.0).hourly_cost == EURO
 
 
 def test_machines_that_are_over_are_not_committed_and_unknown_prices_are_counted() -> None:
     result = count_money(CLOUD, [machine(0, state="gone"), machine(0, state="failed"), machine(0, None)], {}, 10.0)
-    assert (result.hour, result.unknown) == (0, 1)
+    assert (result.hourly_cost, result.unpriced_machines) == (0, 1)
 
 
 def test_a_month_is_used_up_before_it_is_exceeded() -> None:
-    limited = replace(CLOUD, month=10 * EURO)
+    limited = replace(CLOUD, monthly_budget=10 * EURO)
     begin = datetime(2026, 11, 1, tzinfo=UTC).timestamp()
     row = machine(begin)
     assert not month_used_up(limited, count_money(limited, [row], {}, begin + 9 * 3600))
     assert month_used_up(limited, count_money(limited, [row], {}, begin + 9.8 * 3600))
-    assert count_money(limited, [row], {}, begin + 9.8 * 3600).month < 10 * EURO
+    assert count_money(limited, [row], {}, begin + 9.8 * 3600).spent_in_month < 10 * EURO

@@ -24,9 +24,9 @@ from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import changed, initial_record
 from makeway_quota.values import Notice, Place
 
-RULES = MoveRules(every=3600.0, headroom=0, most=2)
+RULES = MoveRules(interval=3600.0, free_gpus=0, max_jobs=2)
 FOUR = replace(GPU_TYPE, gpus=4, zones=("a",), price=3_000_000, idle_timeout=600.0)
-POOL = replace(CLOUD, types=(FOUR,), hour=None, moves=RULES)
+POOL = replace(CLOUD, types=(FOUR,), hourly_budget=None, moves=RULES)
 HOUR = 3600.0
 
 
@@ -105,14 +105,14 @@ def test_no_more_jobs_move_at_once_than_allowed() -> None:
     three = [job(f"s{n}", first, 0, milli=100) for n in range(3)]
     large = [job("x", second, 0), job("y", second, 1)]
     assert again(fleet, placed=[*three, *large]) == [second], "the one with two jobs, though it is used more"
-    fleet.deployment = replace(POOL, moves=replace(RULES, most=1))
+    fleet.deployment = replace(POOL, moves=replace(RULES, max_jobs=1))
     assert again(fleet) == []
 
 
 def test_headroom_stays_free_on_the_machines_that_work() -> None:
     fleet = shared()
     for headroom, expected in ((1, 1), (2, 0)):
-        fleet.deployment = replace(POOL, moves=replace(RULES, headroom=headroom))
+        fleet.deployment = replace(POOL, moves=replace(RULES, free_gpus=headroom))
         assert len(again(fleet)) == expected, f"one GPU is left with the jobs on one machine, {headroom} are wanted"
 
 
@@ -229,7 +229,9 @@ def test_jobs_are_not_moved_onto_machines_that_take_none_or_whose_gpus_are_broke
 
 
 def test_a_job_with_several_workers_moves_whole_and_counts_once() -> None:
-    fleet = Fleet(replace(POOL, moves=replace(RULES, most=1)), pending=[gpu_work(name, gpus=4000) for name in "abc"])
+    fleet = Fleet(
+        replace(POOL, moves=replace(RULES, max_jobs=1)), pending=[gpu_work(name, gpus=4000) for name in "abc"]
+    )
     fleet.cycle()
     fleet.boot()
     fleet.pending, fleet.moved_at = [], START - 2 * HOUR

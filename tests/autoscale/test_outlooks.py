@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from autoscale.fleet import CLOUD, CPU_TYPE, EURO, GPU_TYPE, START, Fleet, draining, gpu_work
-from makeway_quota.autoscale.backoff import failed
+from makeway_quota.autoscale.backoff import backoff_after_failure
 from makeway_quota.autoscale.demand import MachineDemand, PendingWork
 from makeway_quota.autoscale.prospects import outlook
 from makeway_quota.control.machines.machine_offers import with_machines
@@ -17,7 +17,7 @@ from makeway_quota.engine.plan import Demand, Fact, Offer
 from makeway_quota.wording import sentence
 
 ONE = replace(GPU_TYPE, zones=("a",), price=3_100_000, max_machines=3)
-POOL = replace(CLOUD, types=(ONE,), hour=None)
+POOL = replace(CLOUD, types=(ONE,), hourly_budget=None)
 BOOTS = {"g2": 180.0}
 FULL = Fact("no_free_gpus", {"free": 0, "total": 2, "pool": "gpu", "needs": 2, "kind": "job", "workers": 1, "each": 2})
 NONE = Fact("no_free_gpus", {"free": 0, "total": 0, "pool": "gpu", "needs": 2, "kind": "job", "workers": 1, "each": 2})
@@ -142,7 +142,7 @@ def test_machines_that_exist_are_offered_by_their_states(values: dict[str, int],
     [
         ({"paused": True}, "cloud is paused."),
         (
-            {"hour": 3 * EURO},
+            {"hourly_budget": 3 * EURO},
             "the budget of an hour leaves no room, as 0.00 of 3.00 EUR are taken and a machine of type g2 costs 3.10 "
             "EUR/h.",
         ),
@@ -151,7 +151,7 @@ def test_machines_that_exist_are_offered_by_their_states(values: dict[str, int],
             "no type of cloud is large enough, as the largest has 1 GPU.",
         ),
         (
-            {"types": (replace(ONE, price=None),), "month": EURO},
+            {"types": (replace(ONE, price=None),), "monthly_budget": EURO},
             "cloud has a budget, and the price of a machine is not known.",
         ),
     ],
@@ -170,7 +170,7 @@ def test_a_deployment_that_is_being_deleted_starts_no_machine_for_a_request() ->
 
 def test_a_type_that_is_out_of_stock_says_when_it_is_tried_again() -> None:
     fleet = Fleet(POOL)
-    back = failed((), "g2", "a", "on_demand", "stock_out", fleet.now)
+    back = backoff_after_failure((), "g2", "a", "on_demand", "stock_out", fleet.now)
     fleet.store.backoffs = (back,)
     fleet.now += 60
     assert words(offer_of(fleet)) == (

@@ -30,9 +30,9 @@ def test_a_launch_that_answers_with_an_instance_that_has_ended_boots_nothing() -
 
 
 def test_with_a_limit_nothing_is_launched_beside_a_machine_without_a_price() -> None:
-    fleet = Fleet(replace(CLOUD, types=(replace(GPU_TYPE, price=None),), hour=None), pending=[gpu_work("a")])
+    fleet = Fleet(replace(CLOUD, types=(replace(GPU_TYPE, price=None),), hourly_budget=None), pending=[gpu_work("a")])
     fleet.cycle()
-    fleet.deployment = replace(CLOUD, hour=30 * EURO)
+    fleet.deployment = replace(CLOUD, hourly_budget=30 * EURO)
     fleet.pending = [gpu_work("a"), gpu_work("b")]
     assert {one.code for one in fleet.cycle().refusals} == {"price_unknown"}
     assert fleet.running == 1

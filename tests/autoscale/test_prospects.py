@@ -17,7 +17,7 @@ from makeway_quota.engine.snapshot import Workload
 from makeway_quota.wording import sentence
 
 ONE = replace(GPU_TYPE, zones=("a",), max_machines=3)
-POOL = replace(CLOUD, types=(ONE,), hour=None)
+POOL = replace(CLOUD, types=(ONE,), hourly_budget=None)
 
 
 def told(fleet: Fleet, *, boots: dict[str, float] | None = None, deleting: bool = False) -> dict[str, Prospect]:
@@ -115,17 +115,17 @@ def test_work_beyond_the_machines_is_told_that_none_is_coming_for_it() -> None:
         (replace(POOL, paused=True), "cloud is paused."),
         (replace(POOL, max_machines=0), "at most 0 machines are allowed."),
         (
-            replace(POOL, hour=2 * EURO),
+            replace(POOL, hourly_budget=2 * EURO),
             "the budget of an hour leaves no room, as 0.00 of 2.00 EUR are taken and a machine of type g2 costs "
             "3.00 EUR/h.",
         ),
         (
-            replace(POOL, month=EURO // 10),
+            replace(POOL, monthly_budget=EURO // 10),
             "the budget of the month leaves no room, as 0.00 of 0.10 EUR are taken and a machine of type g2 costs "
             "3.00 EUR/h.",
         ),
         (
-            replace(POOL, hour=2 * EURO, types=(replace(ONE, price=None),)),
+            replace(POOL, hourly_budget=2 * EURO, types=(replace(ONE, price=None),)),
             "cloud has a budget, and the price of a machine is not known.",
         ),
         (

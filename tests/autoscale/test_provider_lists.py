@@ -73,7 +73,7 @@ def test_a_machine_that_complete_lists_miss_is_gone_and_launched_anew() -> None:
     lost = fleet.rows[0]
     del fleet.provider.instances[lost.instance or ""]
     fleet.run(600)
-    assert fleet.store.over[lost.id].state == "gone"
+    assert fleet.store.finished[lost.id].state == "gone"
     assert fleet.running == 2
 
 
@@ -84,7 +84,7 @@ def test_a_lost_answer_is_one_machine_also_if_the_type_changes() -> None:
     fleet.provider.delay = 200  # not on a list meanwhile
     fleet.cycle()
     assert fleet.states == ["requested"]
-    fleet.deployment = replace(CLOUD, types=(replace(GPU_TYPE, instance="bigger"), CPU_TYPE))
+    fleet.deployment = replace(CLOUD, types=(replace(GPU_TYPE, instance_type="bigger"), CPU_TYPE))
     fleet.run(30)
     assert fleet.states == ["booting"]
     assert fleet.running == 1

@@ -45,8 +45,8 @@ class Cloud:
     """another type of machines"""
 
     def launch(self, machine: str = "m-1", join: JoinData | None = None, **fields: Any) -> Any:
-        kind = replace(self.deployment.types[0], **fields)
-        request = self.deployment.request(kind, kind.zones[0], "on_demand", kind.price, machine)
+        machine_type = replace(self.deployment.types[0], **fields)
+        request = self.deployment.request(machine_type, machine_type.zones[0], "on_demand", machine_type.price, machine)
         return self.provider.launch(request, machine, join)
 
     def listed(self, deployment: str = "cloud") -> dict[str, str]:
@@ -63,7 +63,7 @@ def in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud
         for name in ("busy", "denied", "partial", "lost_before", "lost_after"):
             setattr(provider, name, faults.get(name, 0))
         provider.delay = hidden
-        provider.stock_out = {(AWS_TYPE.instance, AWS_TYPE.zones[0], "on_demand")} if out_of_stock else set()
+        provider.stock_out = {(AWS_TYPE.instance_type, AWS_TYPE.zones[0], "on_demand")} if out_of_stock else set()
 
     yield Cloud(provider, tell)
 
@@ -72,7 +72,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clo
     provider = LocalProvider(tmp_path / "cloud")
 
     def tell(out_of_stock: bool = False, busy: int = 0, **faults: Any) -> None:
-        stock = {AWS_TYPE.instance: 0} if out_of_stock else {}
+        stock = {AWS_TYPE.instance_type: 0} if out_of_stock else {}
         provider.set_faults(LocalFaults(boot_seconds=0.0, stock=stock, throttled=busy, **faults))
 
     tell()
@@ -90,7 +90,7 @@ def of_aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
         for name in ("denied", "partial", "lost_before", "lost_after"):
             setattr(cloud, name, faults.get(name, 0))
         cloud.delay, cloud.busy = hidden, busy
-        cloud.stock_out = {(AWS_TYPE.instance, AWS_TYPE.zones[0], "on_demand")} if out_of_stock else set()
+        cloud.stock_out = {(AWS_TYPE.instance_type, AWS_TYPE.zones[0], "on_demand")} if out_of_stock else set()
 
     with ec2_cloud.served(cloud) as address:
         ec2_cloud.set_environment(monkeypatch, address)
@@ -104,7 +104,7 @@ def of_gcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
         for name in ("denied", "partial", "lost_before", "lost_after"):
             setattr(cloud, name, faults.get(name, 0))
         cloud.delay, cloud.busy = hidden, busy
-        cloud.stock_out = {(GCP_TYPE.instance, GCP_TYPE.zones[0], "on_demand")} if out_of_stock else set()
+        cloud.stock_out = {(GCP_TYPE.instance_type, GCP_TYPE.zones[0], "on_demand")} if out_of_stock else set()
 
     with gce_cloud.served(cloud) as address:
         gce_cloud.set_environment(monkeypatch, address, tmp_path)
@@ -133,11 +133,11 @@ def test_one_token_is_one_instance(cloud: Cloud) -> None:
     assert cloud.alive() == ["m-1", "m-2"]
 
 
-@pytest.mark.parametrize("changed", ["instance", "join"])
+@pytest.mark.parametrize("changed", ["instance_type", "join"])
 def test_a_token_with_other_bytes_launches_nothing_more(cloud: Cloud, changed: str) -> None:
     """boto3#4406: what EC2 answers is no refusal, as an instance exists."""
     made = cloud.launch()
-    change: dict[str, Any] = {"join": JOIN} if changed == "join" else {"instance": cloud.bigger}
+    change: dict[str, Any] = {"join": JOIN} if changed == "join" else {"instance_type": cloud.bigger}
     with suppress(AnswerLost):
         assert cloud.launch(**change).id == made.id
     assert cloud.alive() == ["m-1"]

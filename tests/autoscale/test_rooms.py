@@ -56,12 +56,12 @@ def test_the_first_room_is_that_of_a_plain_search(seed: int) -> None:
 def test_what_fits_on_a_type_is_what_its_empty_room_takes() -> None:
     random = Random(1)
     for _ in range(500):
-        kind = MachineType(
+        machine_type = MachineType(
             "t", "a", "i", gpus=random.randint(0, 3), cpu=random.randint(0, 8), memory=random.randint(0, 8),
             cpu_only=random.random() < 0.2,
         )  # fmt: skip
         work = some_work(random)
-        assert fits_on(kind, work) == (MachineRoom.of(kind).take(work) is not None)
+        assert fits_on(machine_type, work) == (MachineRoom.of(machine_type).take(work) is not None)
 
 
 def test_a_machine_of_another_model_is_neither_room_nor_a_miss_for_others() -> None:

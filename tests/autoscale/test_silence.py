@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from autoscale.fleet import START, Fleet, draining, gpu_work, one_ready
-from makeway_quota.autoscale.machine import Machine, MachineObservation
+from makeway_quota.autoscale.machine import Machine, MachineEvent
 from makeway_quota.autoscale.provider import AnswerLost, StockOut
 from makeway_quota.autoscale.step import step
 
@@ -77,9 +77,9 @@ def test_a_machine_is_tagged_in_the_call_that_launches_it() -> None:
     assert '"deployment":"cloud"' in row.request
 
 
-def test_an_observation_of_no_machine_changes_nothing() -> None:
+def test_an_event_of_no_machine_changes_nothing() -> None:
     fleet = Fleet()
-    fleet.reports = [("m-none", MachineObservation("joined", boot="x", at=START))]
+    fleet.reports = [("m-none", MachineEvent("joined", boot="x", at=START))]
     assert fleet.step().committed
     assert fleet.rows == []
 

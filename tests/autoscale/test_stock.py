@@ -12,7 +12,7 @@ from autoscale.fleet import CLOUD, CPU_TYPE, EURO, GPU_TYPE, Fleet, gpu_work, on
 
 def test_a_stock_out_goes_on_to_the_next_zone_and_type_in_the_same_cycle_and_comes_back() -> None:
     """gardener/autoscaler#340, cluster-toolkit#4940; the seventh trap."""
-    other = replace(GPU_TYPE, name="g2-dear", instance="dear-2", price=4 * EURO)
+    other = replace(GPU_TYPE, name="g2-dear", instance_type="dear-2", price=4 * EURO)
     fleet = Fleet(replace(CLOUD, types=(GPU_TYPE, other)), pending=[gpu_work()])
     fleet.provider.stock_out = {("big-2", zone, "on_demand") for zone in "ab"}
     fleet.cycle()
@@ -42,8 +42,8 @@ def test_a_stock_out_without_an_end_is_tried_with_pauses_and_for_ever() -> None:
 
 def test_spot_is_tried_again_after_the_fall_back_to_on_demand() -> None:
     """autoscaler#4438."""
-    kind = replace(GPU_TYPE, market="spot_first", spot_price=EURO)
-    fleet = Fleet(replace(CLOUD, types=(kind,)), pending=[gpu_work("a")])
+    machine_type = replace(GPU_TYPE, market="spot_first", spot_price=EURO)
+    fleet = Fleet(replace(CLOUD, types=(machine_type,)), pending=[gpu_work("a")])
     fleet.provider.stock_out = {("big-2", zone, "spot") for zone in "ab"}
     fleet.cycle()
     assert [row.market for row in fleet.rows] == ["on_demand"]
@@ -55,8 +55,8 @@ def test_spot_is_tried_again_after_the_fall_back_to_on_demand() -> None:
 
 
 def test_after_a_spot_loss_another_zone_comes_first() -> None:
-    kind = replace(GPU_TYPE, market="spot_first", spot_price=EURO)
-    fleet = Fleet(replace(CLOUD, types=(kind,)), pending=[gpu_work()])
+    machine_type = replace(GPU_TYPE, market="spot_first", spot_price=EURO)
+    fleet = Fleet(replace(CLOUD, types=(machine_type,)), pending=[gpu_work()])
     fleet.cycle()
     fleet.boot()
     fleet.provider.interrupt(fleet.rows[0].instance or "")

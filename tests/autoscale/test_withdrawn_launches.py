@@ -13,8 +13,8 @@ from makeway_quota.autoscale.step import answer, step
 FORBIDDEN: dict[str, Callable[[Deployment], Deployment]] = {
     "paused": lambda one: replace(one, paused=True),
     "type removed": lambda one: replace(one, types=(CPU_TYPE,)),
-    "hour": lambda one: replace(one, hour=EURO),
-    "month": lambda one: replace(one, hour=None, month=EURO // 2),
+    "hour": lambda one: replace(one, hourly_budget=EURO),
+    "month": lambda one: replace(one, hourly_budget=None, monthly_budget=EURO // 2),
     "machines": lambda one: replace(one, max_machines=0),
     "machines of the type": lambda one: replace(one, types=(replace(GPU_TYPE, max_machines=0), CPU_TYPE)),
 }
@@ -28,11 +28,11 @@ def test_a_launch_that_was_decided_is_not_called_any_more(change: str, demand: b
     fleet = Fleet(pending=[gpu_work()])
     fleet.step()  # killed before the call
     (row,) = fleet.rows
-    fleet.store.rows[row.id] = replace(row, calls=0, called_at=None)  # and before the call was noted
+    fleet.store.rows[row.id] = replace(row, launch_calls=0, launch_called_at=None)  # and before the call was noted
     fleet.deployment = FORBIDDEN.get(change, replace)(fleet.deployment)
     fleet.cycle(demand=demand, deleting=change == "deleted")
     assert (fleet.provider.launches, fleet.states) == (0, [])
-    assert fleet.store.over[row.id].state == "failed"
+    assert fleet.store.finished[row.id].state == "failed"
     assert sum(fleet.store.closed.values()) == 0
 
 
@@ -83,18 +83,20 @@ def test_the_newest_launches_go_until_the_limits_are_kept() -> None:
     fleet = Fleet(pending=[gpu_work("a"), gpu_work("b"), gpu_work("c")])
     fleet.step()
     for row in fleet.rows:
-        fleet.store.rows[row.id] = replace(row, calls=0, called_at=None, requested_at=fleet.now + int(row.id[-1]) - 4)
-    fleet.deployment = replace(CLOUD, hour=6 * EURO)
+        fleet.store.rows[row.id] = replace(
+            row, launch_calls=0, launch_called_at=None, requested_at=fleet.now + int(row.id[-1]) - 4
+        )
+    fleet.deployment = replace(CLOUD, hourly_budget=6 * EURO)
     fleet.cycle()
     assert [(row.id, row.state) for row in fleet.rows] == [("m-0001", "booting"), ("m-0002", "booting")]
 
 
 def test_no_launch_without_a_price_is_called_after_money_was_limited() -> None:
-    fleet = Fleet(replace(CLOUD, types=(replace(GPU_TYPE, price=None),), hour=None), pending=[gpu_work()])
+    fleet = Fleet(replace(CLOUD, types=(replace(GPU_TYPE, price=None),), hourly_budget=None), pending=[gpu_work()])
     fleet.step()
     (row,) = fleet.rows
-    fleet.store.rows[row.id] = replace(row, calls=0, called_at=None)
-    fleet.deployment = replace(fleet.deployment, month=100 * EURO)
+    fleet.store.rows[row.id] = replace(row, launch_calls=0, launch_called_at=None)
+    fleet.deployment = replace(fleet.deployment, monthly_budget=100 * EURO)
     fleet.cycle()
     assert fleet.provider.launches == 0
 

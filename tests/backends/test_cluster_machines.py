@@ -11,7 +11,7 @@ from cluster_machines import CONFIG, DEPLOYMENT, EVENTS, GPU, NOW, PODS, REQUEST
 from makeway_quota.autoscale.instances import Instance, match_instances
 from makeway_quota.autoscale.machine import Machine
 from makeway_quota.autoscale.provider import AnswerLost, Denied, InvalidLaunch, QuotaReached, StockOut
-from makeway_quota.autoscale.transitions import observe
+from makeway_quota.autoscale.transitions import apply_event
 from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.kubernetes.api.client import ApiStatusError, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.cluster.nodes import ClusterNode
@@ -192,8 +192,8 @@ def test_an_autoscaler_that_gives_up_later_ends_the_machine_as_out_of_stock(
     (result,) = listed(provider)
     assert result.refused == "the cluster's autoscaler adds no node: 1 in backoff after failed scale-up"
     row = machine(state="booting", instance=made.id)
-    for one, seen in match_instances(DEPLOYMENT, [row], provider.list("grows", NOW + 60), {}).observations:
-        row = observe(one if row is one else row, seen, NOW, DEPLOYMENT.windows("g8"))
+    for one, event in match_instances(DEPLOYMENT, [row], provider.list("grows", NOW + 60), {}).events:
+        row = apply_event(one if row is one else row, event, NOW, DEPLOYMENT.timeouts("g8"))
     assert (row.state, row.reason) == ("terminating", "no_node")
 
 
@@ -202,14 +202,14 @@ def test_a_listed_node_takes_its_machine_to_ready_and_reports_for_it() -> None:
     row = machine(state="booting", instance="i")
     result = Instance("i", "m-1", "grows", node="node-1", gpus=8, attempts=2)
     for seen in _observations(row, result):
-        row = observe(row, seen, NOW, DEPLOYMENT.windows("g8"))
+        row = apply_event(row, seen, NOW, DEPLOYMENT.timeouts("g8"))
     assert (row.state, row.cluster_node, row.attempts, row.heard_at) == ("ready", "node-1", 2, NOW)
 
 
 def _observations(row: Machine, found: Instance) -> list[Any]:
     from makeway_quota.autoscale.instances import InstanceList
 
-    return [seen for _, seen in match_instances(DEPLOYMENT, [row], InstanceList(NOW, (found,)), {}).observations]
+    return [event for _, event in match_instances(DEPLOYMENT, [row], InstanceList(NOW, (found,)), {}).events]
 
 
 def machine(**fields: Any) -> Machine:

@@ -13,7 +13,7 @@ from makeway_quota.autoscale.document_edits import with_paused
 from makeway_quota.autoscale.instances import match_instances
 from makeway_quota.autoscale.machine import Machine
 from makeway_quota.autoscale.provider import Denied, InvalidLaunch, StockOut
-from makeway_quota.autoscale.transitions import observe
+from makeway_quota.autoscale.transitions import apply_event
 from makeway_quota.backends.kubernetes.api.client import ApiStatusError
 from makeway_quota.backends.kubernetes.machines.provider import KubernetesProvider
 from makeway_quota.backends.kubernetes.machines.provisioning_requests import consumed_on
@@ -162,8 +162,8 @@ def _row(state: str = "booting") -> Machine:
 def _after(provider: KubernetesProvider, row: Machine) -> Machine:
     """Return a machine after one list."""
     result = match_instances(ASKS, [row], provider.list("grows", NOW + 60), {})
-    for one, seen in result.observations:
-        row = observe(one if row is one else row, seen, NOW, ASKS.windows("g8"))
+    for one, event in result.events:
+        row = apply_event(one if row is one else row, event, NOW, ASKS.timeouts("g8"))
     return row
 
 

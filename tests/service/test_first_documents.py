@@ -39,7 +39,7 @@ def test_the_demo_with_machines_has_the_sample_policy_and_a_pool_that_its_deploy
     text = (CONFIG / "machines/deployment.yaml").read_text(encoding="utf-8")
     deployment = read_deployment(text, pools=[pool.name for pool in demo.pools])
     assert len(deployment.types) == 2
-    assert {kind.idle_timeout for kind in deployment.types} == {30.0}
+    assert {machine_type.idle_timeout for machine_type in deployment.types} == {30.0}
 
 
 def test_an_empty_database_gets_the_deployment_once(store: Store) -> None:

@@ -25,7 +25,9 @@ OWN, RND = TeamQuota("own", (QuotaLine((), 4 * GPU),)), TeamQuota("rnd", (QuotaL
 TYPE = MachineType("g2", "cloud", "big", gpus=2, max_machines=4, idle_timeout=30)
 
 
-def cluster(patience: float = 0.0, nodes: int = 1, kind: MachineType = TYPE, **profile: int) -> SimulatedCluster:
+def cluster(
+    patience: float = 0.0, nodes: int = 1, machine_type: MachineType = TYPE, **profile: int
+) -> SimulatedCluster:
     """Return nodes of 2 GPUs and a deployment of machines of 2; team own has all of both reserved."""
     ranks = (("own", "rnd"),)
     lent = Profile("lent", 2 * GPU, pools=("lab",), policies=ranks, grace=GRACE)
@@ -36,7 +38,7 @@ def cluster(patience: float = 0.0, nodes: int = 1, kind: MachineType = TYPE, **p
         tuple(Node(f"lab-{at}", "lab", 2) for at in range(nodes)),
         (lent, replace(kept, **profile)),
         (OWN, RND),
-        deployments=(Deployment("cloud", "memory", (kind,)),),
+        deployments=(Deployment("cloud", "memory", (machine_type,)),),
     )
 
 
@@ -99,7 +101,7 @@ def test_an_eviction_comes_before_a_machine_that_is_ready_later(play: Callable[.
 @pytest.mark.covers("N23")
 def test_patience_runs_from_the_submission_though_the_first_boot_fails(play: Callable[..., Outcome]) -> None:
     """The first machine is given up after 60 s, and the next one would be ready after the 120 s of patience."""
-    outcome = play(cluster(120.0, kind=replace(TYPE, spin_up_timeout=60)), lent(), own())
+    outcome = play(cluster(120.0, machine_type=replace(TYPE, spin_up_timeout=60)), lent(), own())
     assert outcome.meter.preemptions == {("rnd", "own"): 1}
     assert waited(outcome) == about(120.0 + GRACE)
 

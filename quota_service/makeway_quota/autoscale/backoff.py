@@ -14,19 +14,19 @@ from .machine import Market
 
 FailureClass = Literal["stock_out", "quota", "throttled", "denied", "invalid", "boot_failed", "spot_lost", "no_answer"]
 
-EVERY = "*"
+ANY = "*"
 """In the place of a type, zone or market: all of them"""
 
 
 class Delays(NamedTuple):
     """The first and the longest delay of a class of failures, in seconds; it doubles in between."""
 
-    first: float
+    first_seconds: float
     max_seconds: float
 
     def after(self, failures: int) -> float:
         """Return the delay after so many failures in a row."""
-        return min(self.max_seconds, self.first * 2.0 ** min(30, failures - 1))
+        return min(self.max_seconds, self.first_seconds * 2.0 ** min(30, failures - 1))
 
 
 DELAYS: Mapping[FailureClass, Delays] = {
@@ -41,9 +41,9 @@ DELAYS: Mapping[FailureClass, Delays] = {
 }
 WHOLE_DEPLOYMENT: frozenset[FailureClass] = frozenset({"throttled", "denied"})
 """Failures that say nothing of a type: no type is launched until they are over"""
-OF_THE_TYPE: frozenset[FailureClass] = frozenset({"invalid", "boot_failed"})
+WHOLE_TYPE: frozenset[FailureClass] = frozenset({"invalid", "boot_failed"})
 """Failures that other zones and markets would repeat"""
-FORGOTTEN = 4.0
+EXPIRY_FACTOR = 4.0
 """An entry is forgotten after so many times its delay without another failure"""
 
 
@@ -70,23 +70,23 @@ class LaunchBackoff:
 
     def covers(self, type_name: str, zone: str, market: Market) -> bool:
         """Whether it holds back a launch of a type in a zone and market."""
-        return self.type in (EVERY, type_name) and self.zone in (EVERY, zone) and self.market in (EVERY, market)
+        return self.type in (ANY, type_name) and self.zone in (ANY, zone) and self.market in (ANY, market)
 
     def active(self, now: float) -> bool:
         """Whether it holds anything back: not after its end, nor before its begin, as the clock was set back."""
         return self.since <= now < self.until
 
-    def forgotten(self, now: float) -> bool:
+    def expired(self, now: float) -> bool:
         """Whether the next failure counts as the first one again."""
-        return not self.since <= now < self.until + FORGOTTEN * (self.until - self.since)
+        return not self.since <= now < self.until + EXPIRY_FACTOR * (self.until - self.since)
 
 
-def failed(
+def backoff_after_failure(
     known: Iterable[LaunchBackoff], type_name: str, zone: str, market: Market, failure: FailureClass, now: float
 ) -> LaunchBackoff:
     """Return the back-off after one more failure. Failures while it is active count as one."""
     key = _key(type_name, zone, market, failure)
-    before = next((backoff for backoff in known if backoff.key == key and not backoff.forgotten(now)), None)
+    before = next((backoff for backoff in known if backoff.key == key and not backoff.expired(now)), None)
     if before is not None and before.active(now):
         return before
     failures = 1 if before is None else before.failures + 1
@@ -95,11 +95,11 @@ def failed(
 
 def _key(type_name: str, zone: str, market: str, failure: FailureClass) -> tuple[str, str, str, FailureClass]:
     if failure in WHOLE_DEPLOYMENT:
-        return EVERY, EVERY, EVERY, failure
-    return (type_name, EVERY, EVERY, failure) if failure in OF_THE_TYPE else (type_name, zone, market, failure)
+        return ANY, ANY, ANY, failure
+    return (type_name, ANY, ANY, failure) if failure in WHOLE_TYPE else (type_name, zone, market, failure)
 
 
-def held_back(
+def active_backoff(
     known: Iterable[LaunchBackoff], type_name: str, zone: str, market: Market, now: float
 ) -> LaunchBackoff | None:
     """Return the back-off that holds back a launch for longest, None if there is none."""
@@ -107,6 +107,6 @@ def held_back(
     return max(active, key=lambda backoff: (backoff.until, backoff.key), default=None)
 
 
-def kept(known: Iterable[LaunchBackoff], now: float) -> list[LaunchBackoff]:
+def unexpired_backoffs(known: Iterable[LaunchBackoff], now: float) -> list[LaunchBackoff]:
     """Return the back-offs that still count; the others can be removed."""
-    return [backoff for backoff in known if not backoff.forgotten(now)]
+    return [backoff for backoff in known if not backoff.expired(now)]

@@ -8,13 +8,13 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 from zoneinfo import ZoneInfo
 
 from .deployment import Deployment
-from .machine import Machine, Windows
+from .machine import Machine, MachineTimeouts
 
 HOUR = 3600
 UNIT = 1_000_000
@@ -59,19 +59,19 @@ def spent_by_month(machine: Machine, end: float, zone: ZoneInfo) -> dict[str, in
 class Money:
     """What a deployment has committed and spent at one moment.
 
-    `hour`: of all machines that are not over; `month`: spent in this one; `ending`: what the machines that are being
-    ended still cost until they are gone, as expected; `unknown`: machines without a price.
+    `hourly_cost`: of all machines that are not finished; `ending_cost`: what the machines that are being ended still
+    cost until they are gone, as expected; `unpriced_machines`: how many have no known price.
     """
 
-    hour: int
-    month: int
-    ending: int
-    unknown: int
+    hourly_cost: int
+    spent_in_month: int
+    ending_cost: int
+    unpriced_machines: int
 
     @property
     def committed(self) -> int:
         """What this month costs even if every machine is ended now."""
-        return self.month + self.ending
+        return self.spent_in_month + self.ending_cost
 
 
 def count_money(deployment: Deployment, machines: Iterable[Machine], closed: Mapping[str, int], now: float) -> Money:
@@ -79,9 +79,9 @@ def count_money(deployment: Deployment, machines: Iterable[Machine], closed: Map
     zone = ZoneInfo(deployment.timezone)
     month, start = month_of(now, zone)
     hour, ending, unknown, spent = 0, 0, 0, closed.get(month, 0)
-    seconds = ending_seconds(deployment)
+    seconds = max_ending_seconds(deployment)
     for machine in machines:
-        if machine.over:
+        if machine.finished:
             continue
         if machine.price is None:
             unknown += 1
@@ -92,20 +92,20 @@ def count_money(deployment: Deployment, machines: Iterable[Machine], closed: Map
     return Money(hour, spent, ending, unknown)
 
 
-def ending_seconds(deployment: Deployment) -> float:
+def max_ending_seconds(deployment: Deployment) -> float:
     """Return for how long a machine is paid for after it was decided to end it, at the most."""
-    return deployment.drain_timeout + Windows().alarm
+    return deployment.drain_timeout + MachineTimeouts().alarm
 
 
 def refusal(deployment: Deployment, money: Money, price: int | None, seconds: float) -> MoneyRefusal | None:
     """Return why the budget does not allow one more machine that runs for at least `seconds`; None if it does."""
     if not deployment.limited:
         return None
-    if price is None or money.unknown:
+    if price is None or money.unpriced_machines:
         return "price_unknown"
-    if deployment.hour is not None and money.hour + price > deployment.hour:
+    if deployment.hourly_budget is not None and money.hourly_cost + price > deployment.hourly_budget:
         return "hour_budget"
-    if deployment.month is not None and money.committed + cost(price, seconds) > deployment.month:
+    if deployment.monthly_budget is not None and money.committed + cost(price, seconds) > deployment.monthly_budget:
         return "month_budget"
     return None
 
@@ -114,16 +114,18 @@ def over_the_hour(deployment: Deployment, money: Money, price: int | None) -> Mo
     """Return why the budget does not allow a machine that is among the committed ones; None if it does."""
     if deployment.limited and price is None:
         return "price_unknown"
-    return "hour_budget" if deployment.hour is not None and money.hour > deployment.hour else None
+    limit = deployment.hourly_budget
+    return "hour_budget" if limit is not None and money.hourly_cost > limit else None
 
 
 def with_launch(money: Money, price: int | None, seconds: float) -> Money:
     """Return the money with one more machine, which runs for `seconds` at least."""
     if price is None:
-        return Money(money.hour, money.month, money.ending, money.unknown + 1)
-    return Money(money.hour + price, money.month, money.ending + cost(price, seconds), money.unknown)
+        return replace(money, unpriced_machines=money.unpriced_machines + 1)
+    ending_cost = money.ending_cost + cost(price, seconds)
+    return replace(money, hourly_cost=money.hourly_cost + price, ending_cost=ending_cost)
 
 
 def month_used_up(deployment: Deployment, money: Money) -> bool:
     """Whether all machines have to be ended now so that the month stays within its limit."""
-    return deployment.month is not None and money.committed >= deployment.month
+    return deployment.monthly_budget is not None and money.committed >= deployment.monthly_budget

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Literal
 from zoneinfo import ZoneInfo
 
-from .machine import Market, Windows
+from .machine import MachineTimeouts, Market
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -58,7 +58,7 @@ class MachineType:
 
     name: str
     pool: str
-    instance: str
+    instance_type: str
     gpus: int = 0
     cpu: int = 0
     memory: int = 0
@@ -105,22 +105,22 @@ class MachineType:
 class MoveRules:
     """When jobs are moved to other machines, so that theirs can be given back; seconds, whole GPUs, and jobs."""
 
-    every: float = 3600.0
-    headroom: int = 3
-    most: int = 2
+    interval: float = 3600.0
+    free_gpus: int = 3
+    max_jobs: int = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What an administrator lets Makeway launch. `hour` and `month` are millionths of the currency, None unlimited."""
+    """What an administrator lets Makeway launch. Budgets are millionths of the currency, None unlimited."""
 
     name: str
     provider: str
     types: tuple[MachineType, ...]
     title: str = ""
     currency: str = "EUR"
-    hour: int | None = None
-    month: int | None = None
+    hourly_budget: int | None = None
+    monthly_budget: int | None = None
     max_machines: int = 10
     paused: bool = False
     timezone: str = "UTC"
@@ -139,7 +139,7 @@ class Deployment:
     @property
     def limited(self) -> bool:
         """Whether money is limited."""
-        return self.hour is not None or self.month is not None
+        return self.hourly_budget is not None or self.monthly_budget is not None
 
     @property
     def runs_sessions(self) -> bool:
@@ -161,14 +161,14 @@ class Deployment:
         """Return the machine types of a pool, the preferred ones first."""
         return tuple(one for one in self.types if one.pool == pool)
 
-    def windows(self, name: str) -> Windows:
+    def timeouts(self, name: str) -> MachineTimeouts:
         """Return the time-outs of machines of a type; of one that is not there any more, those of the deployment."""
         result = self.type(name)
-        spin_up = result.spin_up_timeout if result else Windows().spin_up_timeout
-        alarm = SCALE_DOWN if self.provider == CLUSTER else Windows().alarm
-        return Windows(self.request_timeout, spin_up, self.lost_after, self.visibility, alarm=alarm)
+        spin_up = result.spin_up_timeout if result else MachineTimeouts().spin_up_timeout
+        alarm = SCALE_DOWN if self.provider == CLUSTER else MachineTimeouts().alarm
+        return MachineTimeouts(self.request_timeout, spin_up, self.lost_after, self.visibility, alarm=alarm)
 
-    def request(self, kind: MachineType, zone: str, market: Market, price: int | None, machine: str) -> str:
+    def request(self, machine_type: MachineType, zone: str, market: Market, price: int | None, machine: str) -> str:
         """Return what a provider is asked for to launch a machine: JSON with sorted keys, without a secret.
 
         It is kept in the row: a document that changes between two calls for one machine changes nothing of them.
@@ -177,23 +177,23 @@ class Deployment:
             "deployment": self.name,
             "machine": machine,
             "provider": self.provider,
-            "pool": kind.pool,
-            "instance": kind.instance,
+            "pool": machine_type.pool,
+            "instance": machine_type.instance_type,
             "zone": zone,
             "market": market,
             "max_price": price if market == "spot" else None,
-            "gpus": kind.gpus,
-            "cpu": kind.cpu,
-            "memory": kind.memory,
-            "image": kind.image,
-            "init_script": kind.init_script,
-            "cpu_only": kind.cpu_only,
+            "gpus": machine_type.gpus,
+            "cpu": machine_type.cpu,
+            "memory": machine_type.memory,
+            "image": machine_type.image,
+            "init_script": machine_type.init_script,
+            "cpu_only": machine_type.cpu_only,
             "orphan_after": self.orphan_after,
-            "machine_image": kind.machine_image,
-            "disk": kind.disk,
-            "subnet": kind.subnets.get(zone, ""),
-            "security_groups": list(kind.security_groups),
-            "accelerator": kind.accelerator,
+            "machine_image": machine_type.machine_image,
+            "disk": machine_type.disk,
+            "subnet": machine_type.subnets.get(zone, ""),
+            "security_groups": list(machine_type.security_groups),
+            "accelerator": machine_type.accelerator,
             "settings": dict(self.settings),
         }
         return json.dumps(request, sort_keys=True, ensure_ascii=False, separators=(",", ":"))

@@ -127,15 +127,16 @@ class MovesTable(Table):
 
     record = MoveRules
 
-    every: Annotated[Seconds, AfterValidator(_not_always)] = Field(
+    interval: Annotated[Seconds, AfterValidator(_not_always)] = Field(
         3600.0,
+        alias="every",
         description="Seconds from one move to the next; jobs that run for less are never moved; at least 60",
     )
-    headroom: Annotated[int, count("GPUs", 10_000)] = Field(
-        3, description="Whole GPUs that stay free on the other machines with work after a move"
+    free_gpus: Annotated[int, count("GPUs", 10_000)] = Field(
+        3, alias="headroom", description="Whole GPUs that stay free on the other machines with work after a move"
     )
-    most: Annotated[int, count("jobs", 100), AfterValidator(_some_jobs)] = Field(
-        2, description="Jobs that are moved at once, at most: a machine with more keeps them"
+    max_jobs: Annotated[int, count("jobs", 100), AfterValidator(_some_jobs)] = Field(
+        2, alias="most", description="Jobs that are moved at once, at most: a machine with more keeps them"
     )
 
 
@@ -146,7 +147,7 @@ class TypeTable(Table):
 
     name: Name = Field(description="A name of your own, such as gpu-8")
     pool: Name = Field(description="The pool of the policy document whose work its machines do")
-    instance: Label = Field(description="What the provider calls the type, such as g5.2xlarge")
+    instance_type: Label = Field(alias="instance", description="What the provider calls the type, such as g5.2xlarge")
     gpus: Annotated[int, count("GPUs", 1024)] = Field(
         0, description="GPUs of a machine. One that reports another number is ended"
     )
@@ -219,8 +220,12 @@ class DeploymentTable(Table):
         default_factory=dict, description="What the provider needs besides, such as a region; no secrets"
     )
     currency: Annotated[str, AfterValidator(_currency)] = Field("EUR", description="Currency of all prices: a label")
-    hour: Amount | None = Field(None, description="Budget: what all machines together may cost in an hour")
-    month: Amount | None = Field(None, description="Budget of a calendar month; when it is used up, machines are ended")
+    hourly_budget: Amount | None = Field(
+        None, alias="hour", description="Budget: what all machines together may cost in an hour"
+    )
+    monthly_budget: Amount | None = Field(
+        None, alias="month", description="Budget of a calendar month; when it is used up, machines are ended"
+    )
     max_machines: Annotated[int, count("machines", 10_000)] = Field(10, description="Machines of all types, at most")
     paused: Flag = Field(False, description="Launch nothing, and end what runs after a notice")
     timezone: Annotated[str, AfterValidator(_timezone)] = Field("UTC", description="Time zone of schedules and months")
@@ -275,7 +280,7 @@ def read_deployment(
     kinds = [(loc, table.as_value(MachineType)) for loc, table in types]
     deployment = None
     if top is not None:
-        deployment = top.as_value(Deployment, types=tuple(kind for _, kind in kinds))
+        deployment = top.as_value(Deployment, types=tuple(machine_type for _, machine_type in kinds))
         problems += provider_problems(deployment, [loc for loc, _ in kinds], stored=stored)
     if problems or deployment is None:
         raise PolicyInvalid(in_order(Issue(file, source.line(loc), place(loc), message) for loc, message in problems))
@@ -306,7 +311,7 @@ def _check_types(
     `top` is None where a mistake in the document leaves too little of it.
     """
     seen: set[str] = set()
-    limited = top is not None and (top.hour is not None or top.month is not None)
+    limited = top is not None and (top.hourly_budget is not None or top.monthly_budget is not None)
     for loc, kind in types:
         if kind.name in seen:
             yield (*loc, "name"), f"the name {quote(kind.name)} is used twice; give each its own"
@@ -346,9 +351,11 @@ def _prices(loc: Loc, kind: TypeTable, limited: bool) -> Iterator[Problem]:
 def write_deployment(deployment: Deployment) -> str:
     """Return the document of a deployment, which reads back as the same; what has its default is left out."""
     table = DeploymentTable.of(deployment, version=1, machine_types=())
-    tree = table.written() | {"machine_types": [TypeTable.of(kind).written() for kind in deployment.types]}
+    tree = table.written() | {
+        "machine_types": [TypeTable.of(machine_type).written() for machine_type in deployment.types]
+    }
     if deployment.moves is not None:
-        tree["moves"] = MovesTable.of(deployment.moves).model_dump()
+        tree["moves"] = MovesTable.of(deployment.moves).model_dump(by_alias=True)
     plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
     return yaml.safe_dump({"version": 1} | plain, sort_keys=False, allow_unicode=True, width=120)
 
@@ -364,7 +371,7 @@ def schema() -> dict[str, list[tuple[str, str, str]]]:
     result = {
         name: [
             (
-                key,
+                field.alias or key,
                 "required" if field.is_required() else (written_defaults(table)[key] or "none"),
                 field.description or "",
             )

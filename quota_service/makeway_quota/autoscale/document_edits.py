@@ -53,15 +53,17 @@ def differences(old: Deployment | None, new: Deployment) -> list[str]:
     """Return a sentence for each difference of two documents."""
     if old is None:
         return [f"The deployment {new.name} is new."]
-    types = {kind.name: kind for kind in old.types}
-    names = [kind.name for kind in new.types]
+    types = {machine_type.name: machine_type for machine_type in old.types}
+    names = [machine_type.name for machine_type in new.types]
     result = _fields("", DeploymentTable.of(old, machine_types=()), DeploymentTable.of(new, machine_types=()))
     result += [f"The machine type {name} is removed." for name in types if name not in names]
-    for kind in new.types:
-        if kind.name not in types:
-            result.append(f"The machine type {kind.name} is added.")
+    for machine_type in new.types:
+        if machine_type.name not in types:
+            result.append(f"The machine type {machine_type.name} is added.")
         else:
-            result += _fields(f"{kind.name}, ", TypeTable.of(types[kind.name]), TypeTable.of(kind))
+            result += _fields(
+                f"{machine_type.name}, ", TypeTable.of(types[machine_type.name]), TypeTable.of(machine_type)
+            )
     both = [name for name in types if name in names]
     if both != [name for name in names if name in types]:
         result.append(f"Machine types are tried in the order {', '.join(names)}.")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .deployment import Deployment
-from .machine import NO_NODE, Machine, MachineObservation, boot_of
+from .machine import NO_NODE, Machine, MachineEvent, boot_of
 
 InstanceState = Literal["pending", "running", "stopping", "stopped", "terminated"]
 
@@ -52,12 +52,12 @@ class InstanceList:
 
 @dataclass(frozen=True, slots=True)
 class ListResult:
-    """What a list says: observations by machine, and the instances to end because no row expects them.
+    """What a list says: events by machine, and the instances to end because no row expects them.
 
     `first_seen`: when each instance without a row was seen first.
     """
 
-    observations: tuple[tuple[Machine, MachineObservation], ...]
+    events: tuple[tuple[Machine, MachineEvent], ...]
     orphans: tuple[Instance, ...]
     first_seen: Mapping[str, float]
 
@@ -69,9 +69,9 @@ def match_instances(
     first_seen: Mapping[str, float],
 ) -> ListResult:
     """Return what a list says of the machines. `first_seen`: when each instance without a row was seen first."""
-    rows = {machine.id: machine for machine in machines if not machine.over}
+    rows = {machine.id: machine for machine in machines if not machine.finished}
     ours = [instance for instance in listed.instances if instance.deployment == deployment.name]
-    result: list[tuple[Machine, MachineObservation]] = []
+    result: list[tuple[Machine, MachineEvent]] = []
     shown: set[str] = set()
     orphans = []
     without_row: dict[str, float] = {}
@@ -79,7 +79,7 @@ def match_instances(
         row = rows.get(instance.machine)
         if row is not None and row.id not in shown and row.instance in (None, instance.id):
             shown.add(row.id)
-            result += ((row, seen) for seen in _seen(instance, listed.at, deployment.drain_timeout))
+            result += ((row, event) for event in _seen(instance, listed.at, deployment.drain_timeout))
         elif instance.state != "terminated":
             without_row[instance.id] = min(first_seen.get(instance.id, listed.at), listed.at)
             if _old(deployment, instance, listed.at, without_row[instance.id]):
@@ -93,26 +93,26 @@ def match_instances(
     if listed.complete:
         for row in rows.values():
             if row.id not in shown:
-                result.append((row, MachineObservation("absent", at=listed.at, empty=empty)))
+                result.append((row, MachineEvent("absent", at=listed.at, empty=empty)))
     return ListResult(tuple(result), tuple(orphans), without_row)
 
 
-def _seen(instance: Instance, at: float, drain_timeout: float) -> Iterator[MachineObservation]:
+def _seen(instance: Instance, at: float, drain_timeout: float) -> Iterator[MachineEvent]:
     if instance.state == "terminated":
-        yield MachineObservation("ended", at=at, instance=instance.id)
+        yield MachineEvent("ended", at=at, instance=instance.id)
         return
-    yield MachineObservation("listed", at=at, instance=instance.id)
+    yield MachineEvent("listed", at=at, instance=instance.id)
     if instance.refused:
-        yield MachineObservation("refused", at=at, instance=instance.id, reason=NO_NODE)
+        yield MachineEvent("refused", at=at, instance=instance.id, reason=NO_NODE)
     if instance.node:
         boot = boot_of(instance.node)
-        yield MachineObservation("joined", at=at, instance=instance.id, boot=boot)
-        yield MachineObservation("initialised", at=at, boot=boot, gpus=instance.gpus)
-        yield MachineObservation("heard", at=at, boot=boot, attempts=instance.attempts)
+        yield MachineEvent("joined", at=at, instance=instance.id, boot=boot)
+        yield MachineEvent("initialised", at=at, boot=boot, gpus=instance.gpus)
+        yield MachineEvent("heard", at=at, boot=boot, attempts=instance.attempts)
     if instance.revoked:
-        yield MachineObservation("spot_notice", at=at, instance=instance.id, deadline=at + drain_timeout)
+        yield MachineEvent("spot_notice", at=at, instance=instance.id, deadline=at + drain_timeout)
     if instance.state in ("stopping", "stopped"):
-        yield MachineObservation("stopped", at=at, instance=instance.id)
+        yield MachineEvent("stopped", at=at, instance=instance.id)
 
 
 def _old(deployment: Deployment, instance: Instance, at: float, first_seen: float) -> bool:

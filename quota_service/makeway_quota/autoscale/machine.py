@@ -15,13 +15,13 @@ Market = Literal["on_demand", "spot"]
 DrainReason = Literal["idle", "move", "age", "removed", "budget", "pause", "spot"]
 
 STATES: tuple[MachineState, ...] = get_args(MachineState)
-OVER: frozenset[MachineState] = frozenset({"gone", "failed"})
+FINISHED: frozenset[MachineState] = frozenset({"gone", "failed"})
 """The states in which a machine costs nothing any more"""
 STARTING: frozenset[MachineState] = frozenset({"requested", "booting", "joining"})
 """The states in which a machine is on its way to be ready"""
 NO_NODE = "no_node"
 """The cause of the end of a machine for which the cluster's autoscaler adds no node"""
-ON_NODE = "node/"
+NODE_BOOT_PREFIX = "node/"
 """How the boot of a machine begins that is a node of the cluster"""
 CANCELLABLE: frozenset[DrainReason] = frozenset({"idle", "move"})
 """The drains that end when the machine is needed again"""
@@ -29,7 +29,7 @@ CANCELLABLE: frozenset[DrainReason] = frozenset({"idle", "move"})
 
 def boot_of(node: str) -> str:
     """Return the boot of a machine that is a node of the cluster: it has one in its life."""
-    return f"{ON_NODE}{node}"
+    return f"{NODE_BOOT_PREFIX}{node}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Machine:
     """One machine, as its row has it. The id is its tag at the provider and the token of its launch, too.
 
     `request` is what the provider is asked for, with each call the same bytes. `price` None is unknown, not zero.
-    `gpus` counts the devices that the type promises. `calls` counts the launches that were committed, before each was
-    called; `attempts` are those of the newest report, None before the first one.
+    `gpus` counts the devices that the type promises. `launch_calls` counts the launches that were committed,
+    before each was called; `attempts` are those of the newest report, None before the first one.
     """
 
     id: str
@@ -57,8 +57,8 @@ class Machine:
     version: int = 0
     term: int = 0
     """the term of the leader that wrote the row"""
-    calls: int = 0
-    called_at: float | None = None
+    launch_calls: int = 0
+    launch_called_at: float | None = None
     end_called_at: float | None = None
     """when the provider was last asked to end it"""
     instance: str | None = None
@@ -72,7 +72,7 @@ class Machine:
     drain: DrainReason | None = None
     deadline: float | None = None
     """when a drain ends what still runs"""
-    absences: int = 0
+    missed_lists: int = 0
     """complete lists in a row without it"""
     reason: str = ""
     """the code of the cause of its state"""
@@ -81,12 +81,12 @@ class Machine:
     def cluster_node(self) -> str:
         """Return the node of the cluster that it is, "" for one that an agent joins, or that has none yet."""
         boot = self.boot or ""
-        return boot.removeprefix(ON_NODE) if boot.startswith(ON_NODE) else ""
+        return boot.removeprefix(NODE_BOOT_PREFIX) if boot.startswith(NODE_BOOT_PREFIX) else ""
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Whether it costs nothing any more."""
-        return self.state in OVER
+        return self.state in FINISHED
 
     @property
     def starting(self) -> bool:
@@ -98,7 +98,7 @@ class Machine:
         names = (
             "requested_at",
             "since",
-            "called_at",
+            "launch_called_at",
             "end_called_at",
             "launched_at",
             "ready_at",
@@ -117,9 +117,9 @@ class Machine:
             assign(made, value)
         return made
 
-    def overdue(self, now: float, windows: Windows) -> bool:
+    def overdue(self, now: float, timeouts: MachineTimeouts) -> bool:
         """Whether it is being ended for longer than an administrator has to be told."""
-        return self.state == "terminating" and now - self.since > windows.alarm
+        return self.state == "terminating" and now - self.since > timeouts.alarm
 
     @property
     def accepts_work(self) -> bool:
@@ -131,7 +131,7 @@ FIELDS = tuple(one.name for one in fields(Machine))
 VALUES = attrgetter(*FIELDS)
 SETTERS = tuple(getattr(Machine, name).__set__ for name in FIELDS)
 
-ObservationKind = Literal[
+MachineEventKind = Literal[
     "launch_called",
     "listed",
     "refused",
@@ -155,18 +155,18 @@ ObservationKind = Literal[
     "end_called",
     "tick",
 ]
-KINDS: tuple[ObservationKind, ...] = get_args(ObservationKind)
+MACHINE_EVENT_KINDS: tuple[MachineEventKind, ...] = get_args(MachineEventKind)
 
 
 @dataclass(frozen=True, slots=True)
-class MachineObservation:
+class MachineEvent:
     """One thing that was observed of one machine, or decided about it.
 
     `at`, by the service's clock: when a list was started, a report was sent, a terminating call was started; of a
     `tick`, since when reports could have arrived. Which of the other fields count follows from the kind.
     """
 
-    kind: ObservationKind
+    kind: MachineEventKind
     at: float = 0.0
     instance: str = ""
     boot: str = ""
@@ -180,7 +180,7 @@ class MachineObservation:
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class MachineTimeouts:
     """How long each wait for a machine may take, in seconds.
 
     `visibility`: for which a launched instance may be missing in lists, a call under way included; `unneeded`: for

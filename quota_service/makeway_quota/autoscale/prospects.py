@@ -116,7 +116,7 @@ def outlook(
         decision = WaitingDecision(served, sizing.unserved, sizing.refusals)
         told = prospects(deployment, rows.machines, decision, money, boots, now, deleting=deleting)
         return told.get(asked.workload)
-    live = {row.id: row for row in rows.machines if not row.over}
+    live = {row.id: row for row in rows.machines if not row.finished}
     known = [*(one.price for one in launches), *(live[name].price for name in existing)]
     prices = [price for price in known if price is not None]
     took = [boots[one.type] for one in launches if one.type in boots]
@@ -145,7 +145,7 @@ def prospects(
     Workloads of one shape without a machine share one prospect, but for those whose room will be free soon. Work that
     no type is for is left out.
     """
-    rows = {row.id: row for row in machines if not row.over}
+    rows = {row.id: row for row in machines if not row.finished}
     counts = _Counts(deployment, rows)
     result: dict[str, Prospect] = {}
     for id, names in decision.served.items():
@@ -200,7 +200,11 @@ class _Counts:
 
     def of(self, pools: tuple[str, ...]) -> MachineCount:
         if pools not in self._known:
-            types = {kind.name: kind.max_machines for kind in self._deployment.types if kind.pool in pools}
+            types = {
+                machine_type.name: machine_type.max_machines
+                for machine_type in self._deployment.types
+                if machine_type.pool in pools
+            }
             many = sum(row.type in types for row in self._rows.values())
             maximum = min(self._deployment.max_machines, sum(types.values()))
             self._known[pools] = MachineCount(self._deployment.title or self._deployment.name, many, maximum)
@@ -230,10 +234,10 @@ def _coming(
 def _not_coming(
     work: PendingWork, refusals: Iterable[LaunchRefusal], counts: _Counts, causes: _Causes
 ) -> NotComing | None:
-    types = [kind for kind in causes.deployment.types if kind.pool in work.pools]
+    types = [machine_type for machine_type in causes.deployment.types if machine_type.pool in work.pools]
     if not types:
         return None
-    if not any(fits_on(kind, work) for kind in types):
+    if not any(fits_on(machine_type, work) for machine_type in types):
         return NotComing(counts.of(work.pools), (causes.too_small(types),))
     told = {(one.type, one.code): one for one in refusals if one.code != "too_small"}
     ends = [one.until for one in refusals if one.until is not None]
@@ -262,41 +266,47 @@ class _Causes:
     """How many of the machines there are of each type"""
 
     def too_small(self, types: Sequence[MachineType]) -> Cause:
-        largest = max(0 if kind.cpu_only else kind.gpus for kind in types)
+        largest = max(0 if machine_type.cpu_only else machine_type.gpus for machine_type in types)
         return Cause("too_small", {"deployment": self._name, "gpus": float(largest)})
 
     def of(self, refusal: LaunchRefusal, work: PendingWork) -> Cause:
-        code, kind = refusal.code, self.deployment.type(refusal.type)
+        code, machine_type = refusal.code, self.deployment.type(refusal.type)
         if code == "paused":
             return Cause("deleting" if self.deleting else "paused", {"deployment": self._name})
         if code in ("throttled", "denied"):
             return Cause(code, {})
-        if kind is None:
+        if machine_type is None:
             return Cause(code, {"type": refusal.type})
         if code == "max_machines":
-            return self._limit(kind, work)
+            return self._limit(machine_type, work)
         if code in ("hour_budget", "month_budget") and self.money is not None:
-            return self._budget(code, kind, self.money)
-        return Cause(code, {"type": kind.name, "deployment": self._name})
+            return self._budget(code, machine_type, self.money)
+        return Cause(code, {"type": machine_type.name, "deployment": self._name})
 
     @property
     def _name(self) -> str:
         return self.deployment.title or self.deployment.name
 
-    def _limit(self, kind: MachineType, work: PendingWork) -> Cause:
-        of_type = self.of_type[kind.name]
-        if kind.max_machines <= self.deployment.max_machines and of_type >= min(kind.max_machines, len(self.rows)):
-            values: dict[str, float | str] = {"type": kind.name, "limit": kind.max_machines, "machines": of_type}
+    def _limit(self, machine_type: MachineType, work: PendingWork) -> Cause:
+        of_type = self.of_type[machine_type.name]
+        if machine_type.max_machines <= self.deployment.max_machines and of_type >= min(
+            machine_type.max_machines, len(self.rows)
+        ):
+            values: dict[str, float | str] = {
+                "type": machine_type.name,
+                "limit": machine_type.max_machines,
+                "machines": of_type,
+            }
         else:
             values = {"type": "", "limit": self.deployment.max_machines, "machines": len(self.rows)}
         return Cause("max_machines", values | {"deployment": self._name, "workers": work.workers})
 
-    def _budget(self, code: str, kind: MachineType, money: Money) -> Cause:
-        price = max((kind.price_in(market) or 0 for market in kind.markets()), default=0)
+    def _budget(self, code: str, machine_type: MachineType, money: Money) -> Cause:
+        price = max((machine_type.price_in(market) or 0 for market in machine_type.markets()), default=0)
         if code == "hour_budget":
             used = sum(row.price or 0 for row in self.rows.values())
-            limit = self.deployment.hour or 0
+            limit = self.deployment.hourly_budget or 0
         else:
-            used, limit = money.committed, self.deployment.month or 0
+            used, limit = money.committed, self.deployment.monthly_budget or 0
         amounts: dict[str, float | str] = {"used": used, "limit": limit, "price": price}
-        return Cause(code, amounts | {"type": kind.name, "currency": self.deployment.currency})
+        return Cause(code, amounts | {"type": machine_type.name, "currency": self.deployment.currency})

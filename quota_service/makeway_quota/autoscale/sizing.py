@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from .backoff import LaunchBackoff, held_back
-from .budget import Money, ending_seconds, refusal, with_launch
+from .backoff import LaunchBackoff, active_backoff
+from .budget import Money, max_ending_seconds, refusal, with_launch
 from .demand import MachineDemand, PendingWork
 from .deployment import Deployment, MachineType
 from .machine import CANCELLABLE, Machine, Market
@@ -98,13 +98,23 @@ class _Sizer:
 
     def _held(self, work: PendingWork, workers: int) -> bool:
         """Whether so many workers wait for room that is certain to be free before a new machine would be ready."""
-        kind = next(
-            (kind for pool in work.pools for kind in self.deployment.types_of(pool) if fits_on(kind, work)), None
+        machine_type = next(
+            (
+                machine_type
+                for pool in work.pools
+                for machine_type in self.deployment.types_of(pool)
+                if fits_on(machine_type, work)
+            ),
+            None,
         )
-        until = None if kind is None or self.deployment.paused else self.releases.take(work, workers, kind.name)
-        if kind is None or until is None:
+        until = (
+            None
+            if machine_type is None or self.deployment.paused
+            else self.releases.take(work, workers, machine_type.name)
+        )
+        if machine_type is None or until is None:
             return False
-        self._refuse(work.workload, kind, "soon_free", until)
+        self._refuse(work.workload, machine_type, "soon_free", until)
         return True
 
     def _take_together(self, work: PendingWork) -> list[TakenRoom] | None:
@@ -148,44 +158,44 @@ class _Sizer:
 
     def _on_new(self, work: PendingWork) -> TakenRoom | None:
         for pool in work.pools:
-            for kind in self.deployment.types_of(pool):
-                if not fits_on(kind, work):
-                    self._refuse(work.workload, kind, "too_small")
-                elif self.open(kind, work.workload):
-                    return self.rooms.take_on(MachineRoom.of(kind), work)
+            for machine_type in self.deployment.types_of(pool):
+                if not fits_on(machine_type, work):
+                    self._refuse(work.workload, machine_type, "too_small")
+                elif self.open(machine_type, work.workload):
+                    return self.rooms.take_on(MachineRoom.of(machine_type), work)
         return None
 
-    def open(self, kind: MachineType, workload: str = "") -> bool:
+    def open(self, machine_type: MachineType, workload: str = "") -> bool:
         """Launch one machine of a type, in the first market and zone that is not held back, if all limits allow it."""
         if self.deployment.paused:
-            return self._refuse(workload, kind, "paused")
-        if self.total >= self.deployment.max_machines or self.of_type[kind.name] >= kind.max_machines:
-            return self._refuse(workload, kind, "max_machines")
-        seconds = kind.spin_up_timeout + kind.idle_timeout + ending_seconds(self.deployment)
-        for market in kind.markets():
-            price = kind.price_in(market)
+            return self._refuse(workload, machine_type, "paused")
+        if self.total >= self.deployment.max_machines or self.of_type[machine_type.name] >= machine_type.max_machines:
+            return self._refuse(workload, machine_type, "max_machines")
+        seconds = machine_type.spin_up_timeout + machine_type.idle_timeout + max_ending_seconds(self.deployment)
+        for market in machine_type.markets():
+            price = machine_type.price_in(market)
             if why := refusal(self.deployment, self.money, price, seconds):
-                self._refuse(workload, kind, why)
+                self._refuse(workload, machine_type, why)
                 continue
-            for zone in kind.zones:
-                if back := held_back(self.backoffs, kind.name, zone, market, self.now):
-                    self._refuse(workload, kind, back.failure, back.until)
+            for zone in machine_type.zones:
+                if back := active_backoff(self.backoffs, machine_type.name, zone, market, self.now):
+                    self._refuse(workload, machine_type, back.failure, back.until)
                     continue
-                self.launches.append(Launch(kind.name, zone, market, price))
+                self.launches.append(Launch(machine_type.name, zone, market, price))
                 self.money = with_launch(self.money, price, seconds)
                 self.total += 1
-                self.of_type[kind.name] += 1
+                self.of_type[machine_type.name] += 1
                 return True
         return False
 
-    def keep_idle(self, kind: MachineType, idle: int) -> None:
+    def keep_idle(self, machine_type: MachineType, idle: int) -> None:
         """Launch what is missing of the machines that are kept without work; `idle` of them are ready."""
-        spare = [room for room in self.rooms.all if room.type == kind.name and not room.used]
-        wanted = max(0, kind.idle_machines(self.now, ZoneInfo(self.deployment.timezone)) - idle)
+        spare = [room for room in self.rooms.all if room.type == machine_type.name and not room.used]
+        wanted = max(0, machine_type.idle_machines(self.now, ZoneInfo(self.deployment.timezone)) - idle)
         for room in spare[:wanted]:
             room.used = True
         for _ in range(wanted - len(spare)):
-            if not self.open(kind):
+            if not self.open(machine_type):
                 break
 
     def _undo(self, launches: int, money: Money) -> None:
@@ -195,8 +205,8 @@ class _Sizer:
         del self.launches[launches:]
         self.money = money
 
-    def _refuse(self, workload: str, kind: MachineType, code: str, until: float | None = None) -> bool:
-        self.refusals.append(LaunchRefusal(workload, kind.name, code, until))
+    def _refuse(self, workload: str, machine_type: MachineType, code: str, until: float | None = None) -> bool:
+        self.refusals.append(LaunchRefusal(workload, machine_type.name, code, until))
         return False
 
 
@@ -213,8 +223,8 @@ def size(
 
     `boots`: how long a boot takes, by type, where known: without, no launch is held for room that will be free.
     """
-    rows = [machine for machine in machines if not machine.over]
-    types: Mapping[str, MachineType] = {kind.name: kind for kind in deployment.types}
+    rows = [machine for machine in machines if not machine.finished]
+    types: Mapping[str, MachineType] = {machine_type.name: machine_type for machine_type in deployment.types}
     coming = [row for row in rows if row.type in types and _has_room(row, demand)]
     coming.sort(key=lambda row: (ORDER[row.state], row.id))
     rooms = Rooms(_room(types[row.type], row, demand) for row in coming)
@@ -225,8 +235,8 @@ def size(
     sizer = _Sizer(deployment, backoffs, now, money, len(rows), of_type, rooms, releases, idle)
     pending = [work for work in demand.pending if deployment.runs_sessions or not work.session]
     unserved = tuple(work for work in pending if not sizer.place(work))
-    for kind in deployment.types:
-        sizer.keep_idle(kind, sum(row.type == kind.name for row in ready))
+    for machine_type in deployment.types:
+        sizer.keep_idle(machine_type, sum(row.type == machine_type.name for row in ready))
     every = (*rooms.all, *idle.all)
     needed = frozenset(room.machine for room in every if room.used and room.machine is not None)
     refusals = tuple(dict.fromkeys(sizer.refusals))
@@ -246,8 +256,8 @@ def _idle(machine: Machine, demand: MachineDemand) -> bool:
     return machine.id in demand.nodes and not demand.used(machine.id)
 
 
-def _room(kind: MachineType, machine: Machine, demand: MachineDemand) -> MachineRoom:
-    room = MachineRoom.of(kind, machine)
+def _room(machine_type: MachineType, machine: Machine, demand: MachineDemand) -> MachineRoom:
+    room = MachineRoom.of(machine_type, machine)
     return room_without(room, demand.on(machine.id)) if machine.state == "draining" else room
 
 

@@ -1,6 +1,6 @@
 """Make one step of a deployment: what was observed and decided, committed, and the provider's calls that follow.
 
-Each step reads the rows, applies every observation, decides, and commits all of it with the leader's term before the
+Each step reads the rows, applies every event, decides, and commits all of it with the leader's term before the
 first call is made. Calls follow from the rows alone, so that a leader that is killed after the commit leaves them to
 the next one. `control.machines` makes steps and their calls side by side; `cycle` makes them one after the other.
 """
@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 from zoneinfo import ZoneInfo
 
-from .backoff import WHOLE_DEPLOYMENT, FailureClass, LaunchBackoff, failed, kept
+from .backoff import WHOLE_DEPLOYMENT, FailureClass, LaunchBackoff, backoff_after_failure, unexpired_backoffs
 from .budget import Money, count_money, spent_by_month
 from .demand import MachineDemand, PendingWork
 from .deployment import Deployment
 from .instances import Instance, InstanceList, match_instances
-from .machine import NO_NODE, Machine, MachineObservation, Windows
+from .machine import NO_NODE, Machine, MachineEvent, MachineTimeouts
 from .placement.moves import find_move
 from .provider import JoinData, Provider, ProviderError
 from .retirement import StepTime, enforce, retire
 from .sizing import Launch, LaunchRefusal, size
-from .transitions import observe
+from .transitions import apply_event
 
 FAILURES: Mapping[str, FailureClass] = {
     "spin_up_timeout": "boot_failed",
@@ -86,18 +86,18 @@ class MachineStore(Protocol):
 class StepInput:
     """What a leader knows besides the rows. `demand` None: not known, so that nothing is launched, or idle.
 
-    `listening`: since when this leader has received reports and known the demand. `clock_step`: by how many seconds the
-    clock was set forward since the last step that was committed; rows are moved with it. `reports`: observations by
-    machine. `in_flight`: machines whose launch is under way, and instances whose end is. `boots`: how long a boot
+    `observing_since`: since when this leader has received reports and known the demand. `clock_step`: by how many
+    seconds the clock was set forward since the last step that was committed; rows are moved with it. `reports`: events
+    by machine. `in_flight`: machines whose launch is under way, and instances whose end is. `boots`: how long a boot
     takes, by type, where known. `moved_at`: when a machine was emptied last, or since when its leader can know; None:
     no job is moved.
     """
 
     now: float
-    listening: float
+    observing_since: float
     demand: MachineDemand | None = None
     lists: tuple[InstanceList, ...] = ()
-    reports: tuple[tuple[str, MachineObservation], ...] = ()
+    reports: tuple[tuple[str, MachineEvent], ...] = ()
     in_flight: frozenset[str] = frozenset()
     clock_step: float = 0.0
     boots: Mapping[str, float] = field(default_factory=dict)
@@ -160,38 +160,38 @@ class _Work:
         self.deployment = deployment
         self.now = now
         self._term = term
-        self._windows: dict[str, Windows] = {}
+        self._timeouts: dict[str, MachineTimeouts] = {}
         self._read = {machine.id: machine for machine in rows.machines}
         self.machines = dict(self._read)
         backoffs = list(rows.backoffs)
         if clock_step:
             self.machines = {machine.id: machine.shifted(clock_step) for machine in rows.machines}
             backoffs = [one.shifted(clock_step) for one in backoffs]
-        self.backoffs: list[LaunchBackoff] = kept(backoffs, now)
+        self.backoffs: list[LaunchBackoff] = unexpired_backoffs(backoffs, now)
         self._backoffs = list(rows.backoffs)
         self._first_seen = dict(rows.first_seen)
         self.first_seen: Mapping[str, float] = {name: at + clock_step for name, at in rows.first_seen.items()}
         self.spent: dict[str, int] = {}
         self.launched: list[Machine] = []
 
-    def windows(self, type_name: str) -> Windows:
+    def timeouts(self, type_name: str) -> MachineTimeouts:
         """Return the time-outs of machines of a type."""
-        if type_name not in self._windows:
-            self._windows[type_name] = self.deployment.windows(type_name)
-        return self._windows[type_name]
+        if type_name not in self._timeouts:
+            self._timeouts[type_name] = self.deployment.timeouts(type_name)
+        return self._timeouts[type_name]
 
-    def observe(self, machine_id: str, seen: MachineObservation) -> None:
-        """Apply an observation, with what follows from it for later launches and for the money."""
+    def apply_event(self, machine_id: str, event: MachineEvent) -> None:
+        """Apply an event, with what follows from it for later launches and for the money."""
         before = self.machines.get(machine_id)
         if before is None:
             return
-        after = observe(before, seen, self.now, self.windows(before.type))
+        after = apply_event(before, event, self.now, self.timeouts(before.type))
         if after is before:
             return
         self.machines[machine_id] = after
         if after.state != before.state:
             self._learn(before, after)
-        if after.over:
+        if after.finished:
             cost = {} if after.state == "failed" else self._cost(after)
             for month, amount in cost.items():
                 self.spent[month] = self.spent.get(month, 0) + amount
@@ -215,7 +215,7 @@ class _Work:
 
     def hold_back(self, machine: Machine, failure: FailureClass) -> None:
         """Hold back launches like that of a machine."""
-        back = failed(self.backoffs, machine.type, machine.zone, machine.market, failure, self.now)
+        back = backoff_after_failure(self.backoffs, machine.type, machine.zone, machine.market, failure, self.now)
         self.backoffs = [*(one for one in self.backoffs if one.key != back.key), back]
 
     def money(self, closed: Mapping[str, int]) -> Money:
@@ -225,19 +225,19 @@ class _Work:
 
     def launch(self, launch: Launch, machine_id: str) -> str:
         """Add the row of a machine to launch; return its id."""
-        kind = self.deployment.type(launch.type)
-        if kind is None:
+        machine_type = self.deployment.type(launch.type)
+        if machine_type is None:
             raise ValueError(f"{self.deployment.name} has no type {launch.type}")
         machine = Machine(
             id=machine_id,
             deployment=self.deployment.name,
-            pool=kind.pool,
-            type=kind.name,
+            pool=machine_type.pool,
+            type=machine_type.name,
             zone=launch.zone,
             market=launch.market,
             price=launch.price,
-            gpus=kind.gpus,
-            request=self.deployment.request(kind, launch.zone, launch.market, launch.price, machine_id),
+            gpus=machine_type.gpus,
+            request=self.deployment.request(machine_type, launch.zone, launch.market, launch.price, machine_id),
             requested_at=self.now,
             since=self.now,
             needed_at=self.now,
@@ -283,14 +283,14 @@ def step(
     rows = store.read(deployment.name) if rows is None else rows
     work = _Work(deployment, rows, leader.term, seen.now, seen.clock_step)
     for machine_id, report in seen.reports:
-        work.observe(machine_id, report)
+        work.apply_event(machine_id, report)
     orphans = _take_lists(work, seen)
     for machine_id in list(work.machines):
-        work.observe(machine_id, MachineObservation("tick", at=seen.listening))
+        work.apply_event(machine_id, MachineEvent("tick", at=seen.observing_since))
     money = work.money(rows.closed)
     enforced = list(enforce(deployment, work.machines.values(), money, seen.now))
     for machine, decided in enforced:
-        work.observe(machine.id, decided)
+        work.apply_event(machine.id, decided)
     money = work.money(rows.closed) if enforced else money
     unserved: tuple[PendingWork, ...] = ()
     refusals: tuple[LaunchRefusal, ...] = ()
@@ -299,13 +299,13 @@ def step(
     if seen.demand is not None:
         sizing = size(deployment, work.machines.values(), seen.demand, work.backoffs, money, seen.now, seen.boots)
         unserved, refusals = sizing.unserved, sizing.refusals
-        moment = StepTime(seen.now, seen.listening)
+        moment = StepTime(seen.now, seen.observing_since)
         for machine, decided in retire(deployment, work.machines.values(), seen.demand, sizing.needed, moment):
-            work.observe(machine.id, decided)
+            work.apply_event(machine.id, decided)
         new = [work.launch(launch, leader.new_id()) for launch in sizing.launches]
         emptied = find_move(deployment, work.machines.values(), seen.demand, seen.now, seen.moved_at)
         if emptied is not None:
-            work.observe(emptied.id, MachineObservation("drain", drain="move"))
+            work.apply_event(emptied.id, MachineEvent("drain", drain="move"))
         served = {
             id: tuple(new[one] if isinstance(one, int) else one for one in places)
             for id, places in sizing.served.items()
@@ -324,8 +324,8 @@ def _take_lists(work: _Work, seen: StepInput) -> list[Instance]:
     for listed in seen.lists:
         result = match_instances(work.deployment, work.machines.values(), listed, work.first_seen)
         work.first_seen = result.first_seen
-        for machine, observation in result.observations:
-            work.observe(machine.id, observation)
+        for machine, event in result.events:
+            work.apply_event(machine.id, event)
         orphans.update((orphan.id, orphan) for orphan in result.orphans)
     return list(orphans.values())
 
@@ -335,16 +335,16 @@ def _calls(work: _Work, seen: StepInput) -> list[ProviderCall]:
     calls = []
     waiting = any(one.active(seen.now) and one.type == "*" for one in work.backoffs)
     for machine in sorted(work.machines.values(), key=lambda row: row.id):
-        retry = work.windows(machine.type).retry
-        if machine.state == "requested" and not waiting and _due(machine.called_at, retry, seen.now):
+        retry = work.timeouts(machine.type).retry
+        if machine.state == "requested" and not waiting and _due(machine.launch_called_at, retry, seen.now):
             if machine.id in seen.in_flight:
                 continue
-            work.observe(machine.id, MachineObservation("launch_called"))
+            work.apply_event(machine.id, MachineEvent("launch_called"))
             calls.append(ProviderCall("launch", work.machines[machine.id]))
         elif machine.state == "terminating" and machine.instance and _due(machine.end_called_at, retry, seen.now):
             if machine.instance in seen.in_flight:  # a launch that hangs holds up no end
                 continue
-            work.observe(machine.id, MachineObservation("end_called"))
+            work.apply_event(machine.id, MachineEvent("end_called"))
             calls.append(ProviderCall("terminate", machine, machine.instance))
     return calls
 
@@ -355,7 +355,7 @@ def _due(called: float | None, retry: float, now: float) -> bool:
 
 def _overdue(work: _Work) -> Iterable[str]:
     for machine in work.machines.values():
-        if machine.overdue(work.now, work.windows(machine.type)):
+        if machine.overdue(work.now, work.timeouts(machine.type)):
             yield machine.id
 
 
@@ -375,27 +375,25 @@ def answer(
         row = work.machines.get(call.machine.id)
         if row is None:
             continue
-        for seen in _meaning(call, min(started, now), result):
-            work.observe(row.id, seen)
+        for event in _meaning(call, min(started, now), result):
+            work.apply_event(row.id, event)
         if isinstance(result, ProviderError) and (call.kind == "launch" or result.failure in WHOLE_DEPLOYMENT):
             work.hold_back(row, result.failure)
     changes = work.changes()
     return not changes or store.commit(deployment.name, term, changes)
 
 
-def _meaning(
-    call: ProviderCall, started: float, result: Instance | bool | ProviderError
-) -> Iterable[MachineObservation]:
+def _meaning(call: ProviderCall, started: float, result: Instance | bool | ProviderError) -> Iterable[MachineEvent]:
     """Return what the answer of a call says of its machine."""
     if isinstance(result, Instance):
         if result.state == "terminated":
-            return [MachineObservation("ended", at=started, instance=result.id)]
-        return [MachineObservation("listed", at=started, instance=result.id)]
+            return [MachineEvent("ended", at=started, instance=result.id)]
+        return [MachineEvent("listed", at=started, instance=result.id)]
     if call.kind == "terminate":
-        return [MachineObservation("not_found", at=started)] if result is False else []
+        return [MachineEvent("not_found", at=started)] if result is False else []
     if isinstance(result, ProviderError) and result.certain:
         busy = result.failure == "throttled"
-        return [MachineObservation("throttled" if busy else "refused", instance=result.instance, reason=result.failure)]
+        return [MachineEvent("throttled" if busy else "refused", instance=result.instance, reason=result.failure)]
     return []
 
 

@@ -1,7 +1,7 @@
-"""Return what an observation makes of a machine: a pure function that has an outcome for each state and observation.
+"""Return what an event makes of a machine: a pure function that has an outcome for each state and event.
 
-`MACHINE_EVENTS` declares which states can follow; a state that it does not name for an event stays as it is. The tests
-enumerate every pair, and docs/reference/machines.md is made from the table. Nothing else sets the state of a machine.
+`MACHINE_TRANSITIONS` declares which states can follow; a state that it does not name for an event stays as it is. The
+tests enumerate every pair, and docs/reference/machines.md is made from the table. Nothing else sets a machine's state.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from .machine import (
     STARTING,
     DrainReason,
     Machine,
-    MachineObservation,
+    MachineEvent,
+    MachineEventKind,
     MachineState,
-    ObservationKind,
-    Windows,
+    MachineTimeouts,
 )
 
 LISTS_THAT_PROVE = 2
 """Complete lists in a row without a machine that should be there, which prove that it is gone"""
-STRENGTH: Mapping[DrainReason, int] = {
+DRAIN_STRENGTH: Mapping[DrainReason, int] = {
     "idle": 0,
     "move": 1,
     "age": 2,
@@ -38,51 +38,51 @@ STRENGTH: Mapping[DrainReason, int] = {
 NEEDED_EVERY = 10.0
 """How often, in seconds, the row of a machine that is needed is written again"""
 
-After = Mapping[MachineState, tuple[MachineState, ...]]
+NextStates = Mapping[MachineState, tuple[MachineState, ...]]
 
 
-class MachineEvent(NamedTuple):
-    """One kind of observation: what it means, and the states that can follow; in others the state stays."""
+class MachineTransition(NamedTuple):
+    """One kind of event: what it means, and the states that can follow; in others the state stays."""
 
     meaning: str
-    after: After
+    next_states: NextStates
 
 
 def _to(state: MachineState, *before: MachineState) -> dict[MachineState, tuple[MachineState, ...]]:
     return dict.fromkeys(before, (state,))
 
 
-MACHINE_EVENTS: Mapping[ObservationKind, MachineEvent] = {
-    "launch_called": MachineEvent("the provider is about to be called", {"requested": ("requested",)}),
-    "listed": MachineEvent(
+MACHINE_TRANSITIONS: Mapping[MachineEventKind, MachineTransition] = {
+    "launch_called": MachineTransition("the provider is about to be called", {"requested": ("requested",)}),
+    "listed": MachineTransition(
         "the provider answered with its instance, or a list has one with its tag",
         {"requested": ("booting",), "terminating": ("terminating",)},
     ),
-    "refused": MachineEvent(
+    "refused": MachineTransition(
         "the provider refuses for certain; after an earlier call without an answer, an instance is looked for. Of a "
         "machine that boots: its launch failed after it was listed, or the cluster's autoscaler adds no node",
         {"requested": ("failed", "terminating"), "booting": ("booting", "terminating")},
     ),
-    "throttled": MachineEvent(
+    "throttled": MachineTransition(
         "the provider is busy and has certainly done nothing: it is called again later", {"requested": ("requested",)}
     ),
-    "joined": MachineEvent("its agent redeems the one-time token", _to("joining", "requested", "booting")),
-    "initialised": MachineEvent(
+    "joined": MachineTransition("its agent redeems the one-time token", _to("joining", "requested", "booting")),
+    "initialised": MachineTransition(
         "the init script of the boot that joined ended with 0: ready if it has the GPUs of its type, else ended",
         {"joining": ("joining", "ready", "terminating")},
     ),
-    "init_failed": MachineEvent(
+    "init_failed": MachineTransition(
         "the init script of that boot failed", {"booting": ("terminating",), "joining": ("joining", "terminating")}
     ),
-    "heard": MachineEvent("its agent reports, from the same boot", {"lost": ("lost", "ready", "draining")}),
-    "needed": MachineEvent(
+    "heard": MachineTransition("its agent reports, from the same boot", {"lost": ("lost", "ready", "draining")}),
+    "needed": MachineTransition(
         "work runs there, is to start there or waits for it; a drain for idleness or a move is cancelled",
         {"draining": ("draining", "ready")},
     ),
-    "moving": MachineEvent(
+    "moving": MachineTransition(
         "its jobs are still there that save and go to other machines; its drain goes on", _to("draining", "draining")
     ),
-    "unneeded": MachineEvent(
+    "unneeded": MachineTransition(
         "no work waits for it, for longer than the window",
         {
             "requested": ("requested", "failed", "terminating"),
@@ -90,34 +90,36 @@ MACHINE_EVENTS: Mapping[ObservationKind, MachineEvent] = {
             "joining": ("joining", "terminating"),
         },
     ),
-    "withdrawn": MachineEvent(
+    "withdrawn": MachineTransition(
         "it may not be launched any more: its deployment is paused, deleted or at its limits, or has not its type",
         {
             "requested": ("failed", "terminating"),
             **_to("terminating", "booting", "joining"),
         },
     ),
-    "drain": MachineEvent("it is cordoned: idle, moved, too old, paused, or for the budget", _to("draining", "ready")),
-    "spot_notice": MachineEvent(
+    "drain": MachineTransition(
+        "it is cordoned: idle, moved, too old, paused, or for the budget", _to("draining", "ready")
+    ),
+    "spot_notice": MachineTransition(
         "the provider takes it back at a deadline",
         {**_to("terminating", "booting", "joining"), **_to("draining", "ready", "draining")},
     ),
-    "vacant": MachineEvent(
+    "vacant": MachineTransition(
         "no work is placed there; ended if a report since the drain and the last use has no attempt",
         {"draining": ("draining", "terminating")},
     ),
-    "stopped": MachineEvent(
+    "stopped": MachineTransition(
         "the provider stopped its instance, which is not deleted",
         _to("terminating", "requested", "booting", "joining", "ready", "draining", "lost"),
     ),
-    "ended": MachineEvent(
+    "ended": MachineTransition(
         "the provider says that its instance is terminated",
         _to("gone", "requested", "booting", "joining", "ready", "draining", "lost", "terminating"),
     ),
-    "not_found": MachineEvent(
+    "not_found": MachineTransition(
         "the provider knows no such instance, though it had time to list it", {"terminating": ("terminating", "gone")}
     ),
-    "absent": MachineEvent(
+    "absent": MachineTransition(
         "missing from a complete list; if it is live, from two in a row that are not empty, with no report in between",
         {
             "booting": ("booting", "gone"),
@@ -128,9 +130,9 @@ MACHINE_EVENTS: Mapping[ObservationKind, MachineEvent] = {
             "terminating": ("terminating", "gone"),
         },
     ),
-    "fenced": MachineEvent("its attempts were fenced and requeued", _to("terminating", "lost")),
-    "end_called": MachineEvent("the provider is about to be asked to end it", {"terminating": ("terminating",)}),
-    "tick": MachineEvent(
+    "fenced": MachineTransition("its attempts were fenced and requeued", _to("terminating", "lost")),
+    "end_called": MachineTransition("the provider is about to be asked to end it", {"terminating": ("terminating",)}),
+    "tick": MachineTransition(
         "time passes: no answer, no boot, no report, or the deadline of a drain",
         {
             "requested": ("requested", "terminating"),
@@ -141,18 +143,18 @@ MACHINE_EVENTS: Mapping[ObservationKind, MachineEvent] = {
         },
     ),
 }
-"""Every kind of observation, in the order of a machine's life"""
+"""Every kind of event, in the order of a machine's life"""
 
 
-def observe(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
-    """Return the machine after an observation: the same object where it has no effect."""
-    if machine.over:
+def apply_event(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
+    """Return the machine after an event: the same object where it has no effect."""
+    if machine.finished:
         return machine
-    return _RULES[seen.kind](machine, seen, now, windows)
+    return _RULES[event.kind](machine, event, now, timeouts)
 
 
 def _enter(machine: Machine, state: MachineState, now: float, reason: str, **fields: Any) -> Machine:
-    return machine.with_fields(state=state, since=now, reason=reason, absences=0, **fields)
+    return machine.with_fields(state=state, since=now, reason=reason, missed_lists=0, **fields)
 
 
 def _not_after(at: float | None, now: float, otherwise: float) -> float:
@@ -163,79 +165,81 @@ def _not_after(at: float | None, now: float, otherwise: float) -> float:
 # ── The launch ──────────────────────────────────────────────────────────────
 
 
-def _launch_called(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+def _launch_called(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
     if machine.state != "requested":
         return machine
-    return machine.with_fields(calls=machine.calls + 1, called_at=now)
+    return machine.with_fields(launch_calls=machine.launch_calls + 1, launch_called_at=now)
 
 
-def _listed(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+def _listed(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
     if machine.state == "requested":
-        return _enter(machine, "booting", now, "launched", instance=seen.instance, launched_at=now)
+        return _enter(machine, "booting", now, "launched", instance=event.instance, launched_at=now)
     if machine.instance is None:
-        return machine.with_fields(instance=seen.instance, launched_at=machine.launched_at or now, absences=0)
-    if machine.instance == seen.instance and machine.absences:
-        return machine.with_fields(absences=0)
+        return machine.with_fields(instance=event.instance, launched_at=machine.launched_at or now, missed_lists=0)
+    if machine.instance == event.instance and machine.missed_lists:
+        return machine.with_fields(missed_lists=0)
     return machine
 
 
-def _refused(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
-    if machine.state == "booting" and seen.instance == machine.instance:  # most refused calls name none
-        return _enter(machine, "terminating", now, seen.reason)
+def _refused(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
+    if machine.state == "booting" and event.instance == machine.instance:  # most refused calls name none
+        return _enter(machine, "terminating", now, event.reason)
     if machine.state != "requested":
         return machine
-    certain = machine.calls <= 1  # an earlier call may have launched one, though this one is refused
-    return _enter(machine, "failed" if certain else "terminating", now, seen.reason)
+    certain = machine.launch_calls <= 1  # an earlier call may have launched one, though this one is refused
+    return _enter(machine, "failed" if certain else "terminating", now, event.reason)
 
 
-def _throttled(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
-    return machine.with_fields(calls=max(0, machine.calls - 1)) if machine.state == "requested" else machine
-
-
-def _joined(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
-    if machine.state not in ("requested", "booting"):
-        return machine
-    instance = machine.instance or seen.instance or None
-    launched = machine.launched_at or now
-    return _enter(
-        machine, "joining", now, "joined", boot=seen.boot, heard_at=now, instance=instance, launched_at=launched
+def _throttled(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
+    return (
+        machine.with_fields(launch_calls=max(0, machine.launch_calls - 1)) if machine.state == "requested" else machine
     )
 
 
-def _initialised(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
-    if machine.state != "joining" or seen.boot != machine.boot:
+def _joined(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
+    if machine.state not in ("requested", "booting"):
         return machine
-    if seen.gpus != machine.gpus:
+    instance = machine.instance or event.instance or None
+    launched = machine.launched_at or now
+    return _enter(
+        machine, "joining", now, "joined", boot=event.boot, heard_at=now, instance=instance, launched_at=launched
+    )
+
+
+def _initialised(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
+    if machine.state != "joining" or event.boot != machine.boot:
+        return machine
+    if event.gpus != machine.gpus:
         return _enter(machine, "terminating", now, "wrong_gpus")
     return _enter(machine, "ready", now, "ready", ready_at=now, heard_at=now, needed_at=max(machine.needed_at, now))
 
 
-def _init_failed(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
-    of_this_boot = machine.state == "booting" or (machine.state == "joining" and seen.boot == machine.boot)
+def _init_failed(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
+    of_this_boot = machine.state == "booting" or (machine.state == "joining" and event.boot == machine.boot)
     return _enter(machine, "terminating", now, "init_failed") if of_this_boot else machine
 
 
 # ── The life ────────────────────────────────────────────────────────────────
 
 
-def _heard(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+def _heard(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
     """Note a report; one that is older than what is known says nothing, however late it arrives."""
-    if seen.boot != machine.boot or machine.state not in ("joining", "ready", "draining", "lost"):
+    if event.boot != machine.boot or machine.state not in ("joining", "ready", "draining", "lost"):
         return machine
-    at = min(seen.at, now)
+    at = min(event.at, now)
     if at < _not_after(machine.heard_at, now, at):
         return machine
     cordoned = machine.state == "draining" or machine.drain is not None
     early = cordoned and at <= _not_after(machine.since, now, at - 1)  # work may have started there since
-    heard = machine.with_fields(heard_at=at, attempts=machine.attempts if early else seen.attempts, absences=0)
+    heard = machine.with_fields(heard_at=at, attempts=machine.attempts if early else event.attempts, missed_lists=0)
     if machine.state != "lost":
         return heard
-    if now - at > windows.lost_after:
+    if now - at > timeouts.lost_after:
         return machine
     return _enter(heard, "draining" if machine.drain else "ready", now, "heard_again")
 
 
-def _needed(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+def _needed(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
     if machine.state not in (*STARTING, "ready", "draining"):
         return machine
     if machine.state != "draining" and now >= machine.needed_at and not _due_again(machine, now):
@@ -246,7 +250,7 @@ def _needed(machine: Machine, seen: MachineObservation, now: float, windows: Win
     return needed
 
 
-def _moving(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+def _moving(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
     if machine.state != "draining" or (machine.needed_at <= now and not _due_again(machine, now)):
         return machine
     return machine.with_fields(needed_at=now)
@@ -258,43 +262,45 @@ def _due_again(machine: Machine, now: float) -> bool:
     return (now + offset) // NEEDED_EVERY > (machine.needed_at + offset) // NEEDED_EVERY
 
 
-def _unneeded(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
-    waited = now - _not_after(machine.needed_at, now, seen.at)
-    if machine.state not in STARTING or waited <= windows.unneeded:
+def _unneeded(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
+    waited = now - _not_after(machine.needed_at, now, event.at)
+    if machine.state not in STARTING or waited <= timeouts.unneeded:
         return machine
     return _give_up(machine, now, "not_needed")
 
 
 def _give_up(machine: Machine, now: float, reason: str) -> Machine:
     """Return a machine that is not ready with its end: without a call, which is committed before, there is none."""
-    never_called = machine.state == "requested" and not machine.calls
+    never_called = machine.state == "requested" and not machine.launch_calls
     return _enter(machine, "failed" if never_called else "terminating", now, reason)
 
 
-def _withdrawn(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
-    return _give_up(machine, now, seen.reason) if machine.state in STARTING else machine
+def _withdrawn(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
+    return _give_up(machine, now, event.reason) if machine.state in STARTING else machine
 
 
-def _drain(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+def _drain(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
     if machine.state == "ready":
-        fields = {"drain": seen.drain, "deadline": seen.deadline, "attempts": None}  # a report has to come first
-        return _enter(machine, "draining", now, seen.drain, **fields)
-    if machine.state != "draining" or STRENGTH[seen.drain] <= STRENGTH[machine.drain or "idle"]:
+        fields = {"drain": event.drain, "deadline": event.deadline, "attempts": None}  # a report has to come first
+        return _enter(machine, "draining", now, event.drain, **fields)
+    if machine.state != "draining" or DRAIN_STRENGTH[event.drain] <= DRAIN_STRENGTH[machine.drain or "idle"]:
         return machine
-    return machine.with_fields(drain=seen.drain, reason=seen.drain, deadline=_earlier(machine.deadline, seen.deadline))
+    return machine.with_fields(
+        drain=event.drain, reason=event.drain, deadline=_earlier(machine.deadline, event.deadline)
+    )
 
 
-def _spot_notice(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+def _spot_notice(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
     if machine.state in ("booting", "joining"):
         return _enter(machine, "terminating", now, "spot")
-    return _drain(machine, replace(seen, drain="spot"), now, windows)
+    return _drain(machine, replace(event, drain="spot"), now, timeouts)
 
 
 def _earlier(one: float | None, other: float | None) -> float | None:
     return min((at for at in (one, other) if at is not None), default=None)
 
 
-def _vacant(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+def _vacant(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
     used_at = _not_after(machine.needed_at, now, 0.0)  # what was placed there until then may have started since
     reported = machine.attempts == 0 and machine.heard_at is not None and machine.heard_at > used_at
     if machine.state != "draining" or not reported:
@@ -305,73 +311,73 @@ def _vacant(machine: Machine, seen: MachineObservation, now: float, windows: Win
 # ── The end ─────────────────────────────────────────────────────────────────
 
 
-def _stopped(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+def _stopped(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
     if machine.state == "terminating":
         return machine
-    return _enter(machine, "terminating", now, "stopped", instance=machine.instance or seen.instance or None)
+    return _enter(machine, "terminating", now, "stopped", instance=machine.instance or event.instance or None)
 
 
-def _ended(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+def _ended(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
     return _enter(machine, "gone", now, machine.reason if machine.state == "terminating" else "ended_by_provider")
 
 
-def _not_found(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
-    if machine.state != "terminating" or seen.at <= _visible_from(machine, windows):
+def _not_found(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
+    if machine.state != "terminating" or event.at <= _visible_from(machine, timeouts):
         return machine
     return _enter(machine, "gone", now, machine.reason)
 
 
-def _absent(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+def _absent(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
     """Count a complete list without the machine; one of before the machine had to be visible proves nothing."""
-    if machine.state == "requested" or seen.at <= _visible_from(machine, windows):
+    if machine.state == "requested" or event.at <= _visible_from(machine, timeouts):
         return machine
     if machine.state == "terminating":
-        if machine.instance and seen.empty:  # the provider answers for a known one when it is asked to end it again
+        if machine.instance and event.empty:  # the provider answers for a known one when it is asked to end it again
             return machine
         needed = 1 if machine.instance else LISTS_THAT_PROVE
-        if machine.absences + 1 >= needed:
+        if machine.missed_lists + 1 >= needed:
             return _enter(machine, "gone", now, machine.reason)
-        return machine.with_fields(absences=machine.absences + 1)
-    if seen.empty or (machine.heard_at is not None and machine.heard_at > seen.at - windows.lost_after):
+        return machine.with_fields(missed_lists=machine.missed_lists + 1)
+    if event.empty or (machine.heard_at is not None and machine.heard_at > event.at - timeouts.lost_after):
         return machine
-    if machine.absences + 1 >= LISTS_THAT_PROVE:
+    if machine.missed_lists + 1 >= LISTS_THAT_PROVE:
         return _enter(machine, "gone", now, "not_listed")
-    return machine.with_fields(absences=machine.absences + 1)
+    return machine.with_fields(missed_lists=machine.missed_lists + 1)
 
 
-def _visible_from(machine: Machine, windows: Windows) -> float:
+def _visible_from(machine: Machine, timeouts: MachineTimeouts) -> float:
     """Return the time from which every list must have the machine's instance, if there is one."""
-    last = max(machine.called_at or machine.requested_at, machine.launched_at or 0.0)
-    return last + windows.listed_after
+    last = max(machine.launch_called_at or machine.requested_at, machine.launched_at or 0.0)
+    return last + timeouts.listed_after
 
 
-def _fenced(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+def _fenced(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
     return _enter(machine, "terminating", now, "lost") if machine.state == "lost" else machine
 
 
-def _end_called(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+def _end_called(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
     return machine.with_fields(end_called_at=now) if machine.state == "terminating" else machine
 
 
-def _tick(machine: Machine, seen: MachineObservation, now: float, windows: Windows) -> Machine:
+def _tick(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
     """Apply the time-outs. `seen.at` is since when reports could arrive: before, silence proves nothing."""
     if machine.state == "requested":
-        waited = now - _not_after(machine.since, now, seen.at)  # a repeated call begins no new wait
-        late = machine.calls > 0 and waited > windows.request_timeout
+        waited = now - _not_after(machine.since, now, event.at)  # a repeated call begins no new wait
+        late = machine.launch_calls > 0 and waited > timeouts.request_timeout
         return _enter(machine, "terminating", now, "no_answer") if late else machine
     if machine.state in ("booting", "joining"):
-        waited = now - _not_after(machine.launched_at, now, seen.at)
-        late = waited > windows.spin_up_timeout and now - seen.at > windows.lost_after
+        waited = now - _not_after(machine.launched_at, now, event.at)
+        late = waited > timeouts.spin_up_timeout and now - event.at > timeouts.lost_after
         return _enter(machine, "terminating", now, "spin_up_timeout") if late else machine
     if machine.state == "draining" and machine.deadline is not None and now >= machine.deadline:
         return _enter(machine, "terminating", now, machine.drain or "idle")
-    heard = max(seen.at, _not_after(machine.heard_at, now, seen.at))
-    silent = machine.state in ("ready", "draining") and now - heard > windows.lost_after
+    heard = max(event.at, _not_after(machine.heard_at, now, event.at))
+    silent = machine.state in ("ready", "draining") and now - heard > timeouts.lost_after
     return _enter(machine, "lost", now, "silent") if silent else machine
 
 
-Rule = Callable[[Machine, MachineObservation, float, Windows], Machine]
-_RULES: Mapping[ObservationKind, Rule] = {
+Rule = Callable[[Machine, MachineEvent, float, MachineTimeouts], Machine]
+_RULES: Mapping[MachineEventKind, Rule] = {
     "launch_called": _launch_called,
     "listed": _listed,
     "refused": _refused,

@@ -36,10 +36,10 @@ UNSTEADY: Mapping[str, Any] = {
     "needed_at": 0.0,
     "version": 0,
     "term": 0,
-    "calls": 0,
-    "called_at": None,
+    "launch_calls": 0,
+    "launch_called_at": None,
     "end_called_at": None,
-    "absences": 0,
+    "missed_lists": 0,
 }
 """Fields of machines that change while nothing happens to them, with a value for comparisons"""
 
@@ -55,7 +55,7 @@ class KnownDeployment:
 
     def serves(self, pools: Iterable[str]) -> bool:
         """Whether it launches machines for one of some pools."""
-        return any(kind.pool in pools for kind in self.deployment.types)
+        return any(machine_type.pool in pools for machine_type in self.deployment.types)
 
 
 Known = Mapping[str, KnownDeployment]

@@ -96,7 +96,7 @@ def of_document(
     has their number of GPUs, else one is made for them.
     """
     pools = document.pools or (Pool("gpus"),)
-    growing = {kind.pool for one in deployments for kind in one.types}
+    growing = {machine_type.pool for one in deployments for machine_type in one.types}
     static = [pool for pool in pools if pool.name not in growing]
     sizes = [max(1, round(gpus * part / node_gpus)) for part in _parts(document, static)]
     machines = tuple(
@@ -104,7 +104,9 @@ def of_document(
         for pool, count in zip(static, sizes, strict=True)
         for at in range(count)
     )
-    largest = max([node_gpus if static else 0, *(kind.gpus for one in deployments for kind in one.types)])
+    largest = max(
+        [node_gpus if static else 0, *(machine_type.gpus for one in deployments for machine_type in one.types)]
+    )
     ranks = (tuple(p.name for p in document.policies),)
     known = {p.gpus * p.workers for p in document.profiles}
     wanted = sorted({a.gpus for a in arrivals if not a.profile} - known)

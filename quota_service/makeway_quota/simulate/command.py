@@ -85,7 +85,7 @@ def _cluster(
     launching = [_deployment(text, name, document) for name, text in deployments]
     if len({one.name for one in launching}) < len(launching):
         raise ValueError("Two of the deployments have the same name; give each its own.")
-    growing = {kind.pool for one in launching for kind in one.types}
+    growing = {machine_type.pool for one in launching for machine_type in one.types}
     static = [pool.name for pool in document.pools if pool.name not in growing]
     if launching and not static:
         if gpus is not None:
@@ -113,9 +113,11 @@ def _deployment(text: str, file: str, document: Document) -> Deployment:
     """Read a deployment whose machines are for autoscaled pools of a policy document."""
     deployment = read_deployment(text, file, [pool.name for pool in document.pools])
     kinds = {pool.name: pool.kind for pool in document.pools}
-    for kind in deployment.types:
-        if kinds[kind.pool] != "autoscaled":
-            raise ValueError(f"{file}: no machine is launched for the pool {kind.pool}: give it kind: autoscaled.")
+    for machine_type in deployment.types:
+        if kinds[machine_type.pool] != "autoscaled":
+            raise ValueError(
+                f"{file}: no machine is launched for the pool {machine_type.pool}: give it kind: autoscaled."
+            )
     return deployment
 
 

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 from ..autoscale.budget import spent_by_month
 from ..autoscale.deployment import Deployment, MachineType
-from ..autoscale.machine import STARTING, Machine, MachineObservation
+from ..autoscale.machine import STARTING, Machine, MachineEvent
 from ..autoscale.providers.memory import MemoryProvider
 from ..autoscale.step import StepInput, StepLeader, cycle
 from ..backends.base import NodeStatus
@@ -60,7 +60,7 @@ class SimulatedDeployment:
 
     def __init__(self, deployment: Deployment, boot: float, ids: Iterator[int]) -> None:
         self.deployment = deployment
-        self.types: Mapping[str, MachineType] = {kind.name: kind for kind in deployment.types}
+        self.types: Mapping[str, MachineType] = {machine_type.name: machine_type for machine_type in deployment.types}
         self.store = MemoryMachineStore()
         self.store.revision = deployment.revision
         self.now = 0.0
@@ -110,30 +110,30 @@ class SimulatedDeployment:
         """Note that the jobs of no machine start elsewhere."""
         self._asked_at = now
 
-    def _reports(self, demand: CycleDemand) -> Iterator[tuple[str, MachineObservation]]:
+    def _reports(self, demand: CycleDemand) -> Iterator[tuple[str, MachineEvent]]:
         """Yield what agents report: they join when their machine has booted, and then say what runs there."""
         for row in self.machines:
             boot = f"boot of {row.id}"
             if row.state in STARTING and row.launched_at is not None and self.now >= row.launched_at + self._boot:
-                yield row.id, MachineObservation("joined", at=self.now, boot=boot)
-                yield row.id, MachineObservation("initialised", at=self.now, boot=boot, gpus=row.gpus)
+                yield row.id, MachineEvent("joined", at=self.now, boot=boot)
+                yield row.id, MachineEvent("initialised", at=self.now, boot=boot, gpus=row.gpus)
             elif row.boot is not None:
                 attempts = demand.busy.get(row.id, 0)
-                yield row.id, MachineObservation("heard", at=self.now, boot=boot, attempts=attempts)
+                yield row.id, MachineEvent("heard", at=self.now, boot=boot, attempts=attempts)
 
     def _forget(self) -> None:
         """Remove instances whose machine is over from the provider, which lists all that it knows."""
         for instance in list(self._provider.instances.values()):
-            if instance.machine in self.store.over:
+            if instance.machine in self.store.finished:
                 del self._provider.instances[instance.id]
 
     def next_at(self) -> Iterator[float]:
         """Yield the times at which a step changes something, if nothing else happens."""
         for row in self.machines:
-            windows = self.deployment.windows(row.type)
+            timeouts = self.deployment.timeouts(row.type)
             if row.state in STARTING:
                 yield (row.launched_at or row.requested_at) + self._boot
-                yield max(self.now, row.needed_at + windows.unneeded) + 1
+                yield max(self.now, row.needed_at + timeouts.unneeded) + 1
             elif row.state == "terminating":
                 yield max(self.now, row.end_called_at or row.since) + self.deployment.poll_interval
             elif row.id not in self._used:
@@ -144,32 +144,36 @@ class SimulatedDeployment:
             if row.deadline is not None and row.deadline > self.now:
                 yield row.deadline
         rules, last = self.deployment.moves, self._moved_at
-        if rules is not None and last is not None and self.store.rows and last + rules.every > self.now:
-            yield last + rules.every
-        if rules is not None and (again := self._asked_at + rules.every / ASKED_PER_PERIOD) > self.now:
+        if rules is not None and last is not None and self.store.rows and last + rules.interval > self.now:
+            yield last + rules.interval
+        if rules is not None and (again := self._asked_at + rules.interval / ASKED_PER_PERIOD) > self.now:
             yield again
 
     @property
     def winds_down_in(self) -> float:
         """Return the seconds within which idle machines end, except those that the document keeps idle."""
-        return max(kind.idle_timeout for kind in self.types.values()) + 4 * self.deployment.poll_interval
+        return (
+            max(machine_type.idle_timeout for machine_type in self.types.values()) + 4 * self.deployment.poll_interval
+        )
 
     def uses(self, now: float) -> Iterator[MachineUse]:
         """Yield what each type was used for until now."""
         zone = ZoneInfo(self.deployment.timezone)
         every = [row for row in self.store.every().values() if row.state != "failed"]
-        for kind in self.deployment.types:
-            rows = [row for row in every if row.type == kind.name]
-            ends = [(row, row.since if row.over else now) for row in rows]
-            unknown = any(row.price is None for row in rows) or (kind.price is None and kind.spot_price is None)
+        for machine_type in self.deployment.types:
+            rows = [row for row in every if row.type == machine_type.name]
+            ends = [(row, row.since if row.finished else now) for row in rows]
+            unknown = any(row.price is None for row in rows) or (
+                machine_type.price is None and machine_type.spot_price is None
+            )
             cost = sum(sum(spent_by_month(row, end, zone).values()) for row, end in ends)
             seconds = sum(end - row.requested_at for row, end in ends)
             yield MachineUse(
                 self.deployment.title or self.deployment.name,
-                kind.name,
-                0 if kind.cpu_only else kind.gpus,
+                machine_type.name,
+                0 if machine_type.cpu_only else machine_type.gpus,
                 len(rows),
-                self._peaks[kind.name],
+                self._peaks[machine_type.name],
                 seconds,
                 None if unknown else cost,
                 self.deployment.currency,
@@ -276,9 +280,16 @@ def _running(row: Workload) -> Workload:
     return row._replace(state="running") if row.state == "starting" else row
 
 
-def _node(machine: Machine, kind: MachineType) -> Node:
-    gpus = 0 if kind.cpu_only else machine.gpus
+def _node(machine: Machine, machine_type: MachineType) -> Node:
+    gpus = 0 if machine_type.cpu_only else machine.gpus
     cordoned = machine.state == "draining"
     return Node(
-        machine.id, machine.pool, gpus, kind.cpu, kind.memory, cordoned=cordoned, model=kind.model, sessions=False
+        machine.id,
+        machine.pool,
+        gpus,
+        machine_type.cpu,
+        machine_type.memory,
+        cordoned=cordoned,
+        model=machine_type.model,
+        sessions=False,
     )

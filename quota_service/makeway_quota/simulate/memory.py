@@ -71,14 +71,14 @@ class MemoryStore:
 class MemoryMachineStore:
     """The machines of one deployment: one term at a time, and no change of a row that was changed since it was read.
 
-    `rows` are those that are not over, `over` the others.
+    `rows` are those that are not finished, `finished` the others.
     """
 
     def __init__(self) -> None:
         self.term = 1
         self.revision = 0
         self.rows: dict[str, Machine] = {}
-        self.over: dict[str, Machine] = {}
+        self.finished: dict[str, Machine] = {}
         self.backoffs: tuple[LaunchBackoff, ...] = ()
         self.closed: dict[str, int] = {}
         self.first_seen: dict[str, float] = {}
@@ -95,9 +95,9 @@ class MemoryMachineStore:
             return False
         for one in (*changes.launched, *changes.changed):
             row = replace(one, version=one.version + 1)
-            if row.over:
+            if row.finished:
                 self.rows.pop(row.id, None)
-                self.over[row.id] = row
+                self.finished[row.id] = row
             else:
                 self.rows[row.id] = row
         if changes.backoffs is not None:
@@ -109,5 +109,5 @@ class MemoryMachineStore:
         return True
 
     def every(self) -> dict[str, Machine]:
-        """Return all machines by id, those that are over first."""
-        return {**self.over, **self.rows}
+        """Return all machines by id, those that are finished first."""
+        return {**self.finished, **self.rows}

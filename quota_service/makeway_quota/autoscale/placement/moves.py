@@ -3,7 +3,7 @@
 The engine is asked first whether all of the jobs would start elsewhere at once (`engine.restarts`), as only it knows
 every rule: no machine is emptied without that. The machine drains, so that nothing starts there any more. Its jobs get
 their notice in a later cycle, if they can still be moved then; until that, work that comes back ends the drain. A job
-moves at most once within `every`, as one that runs for less stays where it is, also under a new leader.
+moves at most once within `interval`, as one that runs for less stays where it is, also under a new leader.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Targets(NamedTuple):
             known = (room for room in self.rooms if job[0].devices or room.cpu < UNLIMITED)
             if not any(_take(room, job) for room in known):
                 return False
-        return sum(device == GPU for room in self.rooms for device in room.free) >= rules.headroom
+        return sum(device == GPU for room in self.rooms for device in room.free) >= rules.free_gpus
 
 
 def _take(room: MachineRoom, workers: Iterable[PlacedWork]) -> bool:
@@ -73,18 +73,18 @@ def candidates(
 ) -> list[Machine]:
     """Return the machines for which the engine is to be asked whether their jobs start elsewhere, the best first.
 
-    It is that which drains for a move, as long as its jobs have no notice; else, after `every`, those whose jobs have
-    room on other machines, and whose move pays.
+    It is that which drains for a move, as long as its jobs have no notice; else, after `interval`, those whose jobs
+    have room on other machines, and whose move pays.
     """
     rules = deployment.moves
     if rules is None:
         return []
-    rows = [machine for machine in machines if not machine.over]
+    rows = [machine for machine in machines if not machine.finished]
     by_machine = _by_machine(demand)
     if moving := [row for row in rows if row.drain == "move"]:
         without = [row for row in moving if not any(job.leaves for job in by_machine.get(row.id, ()))]
         return [row for row in without if _fits(deployment, row, rows, demand, by_machine)]
-    if deployment.paused or last is None or now - last < rules.every:
+    if deployment.paused or last is None or now - last < rules.interval:
         return []
     tried = sorted(
         (row for row in rows if row.accepts_work and _may_empty(row, by_machine.get(row.id, ()), rules, demand, now)),
@@ -98,7 +98,7 @@ def can_be_moved(deployment: Deployment, machine: Machine, machines: Iterable[Ma
     """Whether all that runs on a machine starts elsewhere at once, on other machines with work, and nothing waits."""
     if machine.id not in demand.restartable:
         return False
-    return _fits(deployment, machine, [row for row in machines if not row.over], demand, _by_machine(demand))
+    return _fits(deployment, machine, [row for row in machines if not row.finished], demand, _by_machine(demand))
 
 
 def _fits(
@@ -115,9 +115,9 @@ def _fits(
     quiet = not demand.waits_for(machine.pool) and not any(row.starting or row.state == "lost" for row in rows)
     if rules is None or not quiet or machine.id in demand.nominated:
         return False
-    if _count(jobs) > rules.most or not all(job.movable and not job.notice for job in jobs):
+    if _count(jobs) > rules.max_jobs or not all(job.movable and not job.notice for job in jobs):
         return False
-    kind = deployment.type(machine.type)
+    machine_type = deployment.type(machine.type)
     targets = [
         _room(deployment, row, by_machine[row.id], demand)
         for row in rows
@@ -125,7 +125,9 @@ def _fits(
         if row.id not in demand.nominated and not any(one.notice for one in by_machine[row.id])
         if demand.devices is None or row.id in demand.devices
     ]
-    alike = [room for room in targets if room is not None and kind is not None and room.model == kind.model]
+    alike = [
+        room for room in targets if room is not None and machine_type is not None and room.model == machine_type.model
+    ]
     return _Targets(alike).take(jobs, rules)
 
 
@@ -146,11 +148,11 @@ def _may_empty(
 ) -> bool:
     """Whether a machine has jobs, no more than are moved at once, which all can be moved and run for long enough.
 
-    None of them may lose more than `every` seconds of work.
+    None of them may lose more than `interval` seconds of work.
     """
-    if not 0 < _count(jobs) <= rules.most or machine.id not in demand.nodes:
+    if not 0 < _count(jobs) <= rules.max_jobs or machine.id not in demand.nodes:
         return False
-    long = all(now - job.since >= rules.every and job.lost <= rules.every for job in jobs)
+    long = all(now - job.since >= rules.interval and job.lost <= rules.interval for job in jobs)
     return long and all(job.movable and not job.notice for job in jobs)
 
 
@@ -159,10 +161,10 @@ def _pays(deployment: Deployment, machine: Machine, jobs: Sequence[PlacedWork], 
 
     Where nothing is known of a job, it runs as long again as it has run. Without a price any will do.
     """
-    kind = deployment.type(machine.type)
+    machine_type = deployment.type(machine.type)
     price = machine.price or 1
     seconds = max(now - job.since if job.remaining is None else job.remaining for job in jobs)
-    saved = price * (seconds + (kind.idle_timeout if kind is not None else 0.0))
+    saved = price * (seconds + (machine_type.idle_timeout if machine_type is not None else 0.0))
     whole = machine.gpus * GPU
     lost = sum(price * (_milli(job) / whole if whole else 1.0) * (job.lost + MOVE_SECONDS) for job in jobs)
     return saved > lost
@@ -172,10 +174,10 @@ def _room(
     deployment: Deployment, machine: Machine, placed: Iterable[PlacedWork], demand: MachineDemand
 ) -> MachineRoom | None:
     """Return the free room of a machine; None for one of a type that the document does not name any more."""
-    kind = deployment.type(machine.type)
-    if kind is None:
+    machine_type = deployment.type(machine.type)
+    if machine_type is None:
         return None
-    room = MachineRoom.of(kind, machine)
+    room = MachineRoom.of(machine_type, machine)
     if demand.devices is not None:
         whole = demand.devices.get(machine.id, {})
         room.free = [min(free, whole.get(device, 0)) for device, free in enumerate(room.free)]

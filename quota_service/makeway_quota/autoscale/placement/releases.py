@@ -32,10 +32,10 @@ class _Releasing:
     __slots__ = ("_kind", "_misfits", "_placed", "_rooms", "_taken", "ends", "machine")
 
     def __init__(
-        self, machine: Machine, kind: MachineType, placed: Iterable[PlacedWork], ends: Iterable[float]
+        self, machine: Machine, machine_type: MachineType, placed: Iterable[PlacedWork], ends: Iterable[float]
     ) -> None:
         """Keep what is placed on it. `ends`: when some of that ends; the rest stays."""
-        self.machine, self._kind, self._placed, self.ends = machine, kind, tuple(placed), sorted(ends)
+        self.machine, self._kind, self._placed, self.ends = machine, machine_type, tuple(placed), sorted(ends)
         self._taken: list[tuple[PendingWork, Devices]] = []
         self._rooms: dict[int, MachineRoom] = {}
         self._misfits: dict[Hashable, int] = {}

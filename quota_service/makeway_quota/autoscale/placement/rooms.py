@@ -36,12 +36,12 @@ class MachineRoom:
     model: str = ""
 
     @classmethod
-    def of(cls, kind: MachineType, machine: Machine | None = None) -> MachineRoom:
+    def of(cls, machine_type: MachineType, machine: Machine | None = None) -> MachineRoom:
         """Return the room of a machine of a type; without a machine, of one to launch."""
-        gpus = 0 if kind.cpu_only else kind.gpus if machine is None else machine.gpus
+        gpus = 0 if machine_type.cpu_only else machine_type.gpus if machine is None else machine.gpus
         name = None if machine is None else machine.id
-        cpu, memory = kind.cpu or UNLIMITED, kind.memory or UNLIMITED
-        return cls(kind.pool, [GPU] * gpus, cpu, memory, name, kind.name, model=kind.model)
+        cpu, memory = machine_type.cpu or UNLIMITED, machine_type.memory or UNLIMITED
+        return cls(machine_type.pool, [GPU] * gpus, cpu, memory, name, machine_type.name, model=machine_type.model)
 
     def take(self, work: PendingWork) -> Devices | None:
         """Take the room of one worker; return its devices, None where it does not fit."""
@@ -80,14 +80,14 @@ def _suits(model: str, work: PendingWork) -> bool:
     return not work.models or not model or model in work.models
 
 
-def fits_on(kind: MachineType, work: PendingWork) -> bool:
+def fits_on(machine_type: MachineType, work: PendingWork) -> bool:
     """Whether a worker fits on an empty machine of a type."""
-    if not _suits(kind.model, work):
+    if not _suits(machine_type.model, work):
         return False
-    if work.cpu > (kind.cpu or UNLIMITED) or work.memory > (kind.memory or UNLIMITED):
+    if work.cpu > (machine_type.cpu or UNLIMITED) or work.memory > (machine_type.memory or UNLIMITED):
         return False
     devices = work.gpus // GPU if work.gpus >= GPU else int(work.gpus > 0)
-    return devices <= (0 if kind.cpu_only else kind.gpus)
+    return devices <= (0 if machine_type.cpu_only else machine_type.gpus)
 
 
 Need = tuple[int, int, int]

@@ -69,7 +69,7 @@ class AwsProvider:
     def check(self) -> None:
         """Raise a ProviderError that tells what is not allowed or not there; launches and ends nothing."""
         listed = self.list(self._deployment.name, 0.0)
-        problems = [problem for kind in self._deployment.types for problem in self._dry_launch(kind)]
+        problems = [problem for machine_type in self._deployment.types for problem in self._dry_launch(machine_type)]
         alive = next((one.id for one in listed.instances if one.state in ("pending", "running")), None)
         if alive is not None:
             problems += _dry("TerminateInstances", lambda: self._end(alive, dry=True))
@@ -206,17 +206,17 @@ class AwsProvider:
     def _end(self, instance: str, *, dry: bool = False) -> Any:
         return self._client(self.region).terminate_instances(InstanceIds=[instance], DryRun=dry)
 
-    def _dry_launch(self, kind: MachineType) -> Iterator[ProviderError]:
+    def _dry_launch(self, machine_type: MachineType) -> Iterator[ProviderError]:
         """Yield what EC2 refuses of a machine type, in each of its zones and markets."""
-        for zone in kind.zones:
-            for market in kind.markets():
-                request = self._deployment.request(kind, zone, market, kind.price_in(market), "check")
+        for zone in machine_type.zones:
+            for market in machine_type.markets():
+                request = self._deployment.request(machine_type, zone, market, machine_type.price_in(market), "check")
 
                 def call(request: str = request) -> Any:
                     parameters = self._parameters(read_request(request), "check", None)
                     return self._client(self.region).run_instances(**parameters, DryRun=True)
 
-                yield from _dry("RunInstances", call, f"{kind.name}: ")
+                yield from _dry("RunInstances", call, f"{machine_type.name}: ")
 
 
 def _dry(action: str, call: Callable[[], Any], about: str = "") -> Iterator[ProviderError]:

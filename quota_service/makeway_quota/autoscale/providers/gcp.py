@@ -108,7 +108,7 @@ class GcpProvider:
     def check(self) -> None:
         """Raise a ProviderError that tells what is not allowed or not there; launches and ends nothing."""
         self.list(self._deployment.name, 0.0)
-        problems = [problem for kind in self._deployment.types for problem in self._missing(kind)]
+        problems = [problem for machine_type in self._deployment.types for problem in self._missing(machine_type)]
         if problems:
             raise type(problems[0])("; ".join(dict.fromkeys(map(str, problems))))
 
@@ -274,18 +274,18 @@ class GcpProvider:
             raise InvalidLaunch(f"instances.insert: {known.name} exists, and is not of this deployment") from taken
         return _instance(known)
 
-    def _missing(self, kind: MachineType) -> Iterator[ProviderError]:
+    def _missing(self, machine_type: MachineType) -> Iterator[ProviderError]:
         """Yield what a machine type names that is not there, or not allowed to be read, in each of its zones."""
-        calls: list[tuple[str, Callable[[], Any]]] = [("images.get", lambda: self._image(kind.machine_image))]
-        for zone in kind.zones:
-            calls.append(("machineTypes.get", lambda zone=zone: self._machine_type(kind, zone)))  # type: ignore[misc]
-            if kind.accelerator:
-                calls.append(("acceleratorTypes.get", lambda zone=zone: self._accelerator(kind, zone)))  # type: ignore[misc]
+        calls: list[tuple[str, Callable[[], Any]]] = [("images.get", lambda: self._image(machine_type.machine_image))]
+        for zone in machine_type.zones:
+            calls.append(("machineTypes.get", lambda zone=zone: self._machine_type(machine_type, zone)))  # type: ignore[misc]
+            if machine_type.accelerator:
+                calls.append(("acceleratorTypes.get", lambda zone=zone: self._accelerator(machine_type, zone)))  # type: ignore[misc]
         for action, call in calls:
             try:
                 self._repeated(action, call)
             except ProviderError as error:
-                yield type(error)(f"{kind.name}: {error}")
+                yield type(error)(f"{machine_type.name}: {error}")
 
     def _image(self, path: str) -> None:
         _, project, _, _, *rest = path.split("/")
@@ -297,16 +297,19 @@ class GcpProvider:
         else:
             client.get(compute_v1.GetImageRequest(project=project, image=rest[0]), **_call_options())
 
-    def _machine_type(self, kind: MachineType, zone: str) -> None:
-        request = compute_v1.GetMachineTypeRequest(project=self.project, zone=zone, machine_type=kind.instance)
+    def _machine_type(self, machine_type: MachineType, zone: str) -> None:
+        request = compute_v1.GetMachineTypeRequest(
+            project=self.project, zone=zone, machine_type=machine_type.instance_type
+        )
         found = self._client(compute_v1.MachineTypesClient).get(request, **_call_options())
         own = sum(one.guest_accelerator_count for one in found.accelerators)
-        if own and own != kind.gpus:
-            raise InvalidLaunch(f"machineTypes.get: {kind.instance} has {gpus(own)}, and the document says {kind.gpus}")
+        if own and own != machine_type.gpus:
+            problem = f"{machine_type.instance_type} has {gpus(own)}, and the document says {machine_type.gpus}"
+            raise InvalidLaunch(f"machineTypes.get: {problem}")
 
-    def _accelerator(self, kind: MachineType, zone: str) -> None:
+    def _accelerator(self, machine_type: MachineType, zone: str) -> None:
         request = compute_v1.GetAcceleratorTypeRequest(
-            project=self.project, zone=zone, accelerator_type=kind.accelerator
+            project=self.project, zone=zone, accelerator_type=machine_type.accelerator
         )
         self._client(compute_v1.AcceleratorTypesClient).get(request, **_call_options())
 

@@ -93,13 +93,13 @@ def provider_problems(deployment: Deployment, places: Sequence[Loc], *, stored: 
     if deployment.provider in SETTINGS:
         yield from _settings(deployment, ignores_unknown=stored and deployment.provider == CLUSTER)
         yield from of_settings[deployment.provider](deployment)
-    for loc, kind in zip(places, deployment.types, strict=True):
-        yield from of_type(deployment, loc, kind)
+    for loc, machine_type in zip(places, deployment.types, strict=True):
+        yield from of_type(deployment, loc, machine_type)
 
 
-def _no_cloud_type(deployment: Deployment, loc: Loc, kind: MachineType) -> Iterator[Problem]:
+def _no_cloud_type(deployment: Deployment, loc: Loc, machine_type: MachineType) -> Iterator[Problem]:
     for name in CLOUD_FIELDS:
-        if getattr(kind, name):
+        if getattr(machine_type, name):
             yield (*loc, name), f"the provider {deployment.provider} has no {name}; remove it"
 
 
@@ -169,71 +169,80 @@ def _cluster(deployment: Deployment) -> Iterator[Problem]:
             yield ("settings", "provisioning_parameters"), f"{quote(pair)} is not a parameter; {expected}"
 
 
-def _gcp_type(deployment: Deployment, loc: Loc, kind: MachineType) -> Iterator[Problem]:
-    if not TYPE.fullmatch(kind.instance):
-        yield (*loc, "instance"), f"{quote(kind.instance)} is not a machine type; write one such as g2-standard-8"
-    if not kind.machine_image:
+def _gcp_type(deployment: Deployment, loc: Loc, machine_type: MachineType) -> Iterator[Problem]:
+    if not TYPE.fullmatch(machine_type.instance_type):
+        yield (
+            (*loc, "instance"),
+            f"{quote(machine_type.instance_type)} is not a machine type; write one such as g2-standard-8",
+        )
+    if not machine_type.machine_image:
         expected = "projects/my-project-123/global/images/family/gpu-machines"
-        yield loc, f"the machine type {quote(kind.name)} has no machine_image; write one such as {expected}"
-    elif not IMAGE.fullmatch(kind.machine_image):
+        yield loc, f"the machine type {quote(machine_type.name)} has no machine_image; write one such as {expected}"
+    elif not IMAGE.fullmatch(machine_type.machine_image):
         expected = "projects/P/global/images/NAME or projects/P/global/images/family/NAME"
-        yield (*loc, "machine_image"), f"{quote(kind.machine_image)} is not an image; write {expected}"
-    if kind.zones == ("",):
-        yield loc, f"the machine type {quote(kind.name)} has no zones; name them, such as [europe-west4-a]"
-    for zone in kind.zones:
+        yield (*loc, "machine_image"), f"{quote(machine_type.machine_image)} is not an image; write {expected}"
+    if machine_type.zones == ("",):
+        yield loc, f"the machine type {quote(machine_type.name)} has no zones; name them, such as [europe-west4-a]"
+    for zone in machine_type.zones:
         if zone and not ZONE.fullmatch(zone):
             yield (*loc, "zones"), f"{quote(zone)} is not a zone; write one such as europe-west4-a"
-    yield from _gcp_network(loc, kind)
-    if kind.disk > MAX_DISK:
+    yield from _gcp_network(loc, machine_type)
+    if machine_type.disk > MAX_DISK:
         yield (*loc, "disk"), "a disk has at most 64Ti; make it smaller"
-    if kind.accelerator and (not kind.instance.startswith("n1-") or not kind.gpus):
+    if machine_type.accelerator and (not machine_type.instance_type.startswith("n1-") or not machine_type.gpus):
         message = "only N1 types with gpus take an accelerator: remove it, or set gpus"
         yield (*loc, "accelerator"), message
-    elif kind.accelerator and not GCP_NAME.fullmatch(kind.accelerator):
+    elif machine_type.accelerator and not GCP_NAME.fullmatch(machine_type.accelerator):
         yield (
             (*loc, "accelerator"),
-            f"{quote(kind.accelerator)} is not a type of GPUs; write one such as nvidia-tesla-t4",
+            f"{quote(machine_type.accelerator)} is not a type of GPUs; write one such as nvidia-tesla-t4",
         )
-    elif kind.gpus and not kind.accelerator and kind.instance.startswith("n1-"):
-        yield loc, f"{kind.instance} has no GPUs of its own; name them with accelerator, such as nvidia-tesla-t4"
+    elif machine_type.gpus and not machine_type.accelerator and machine_type.instance_type.startswith("n1-"):
+        yield (
+            loc,
+            f"{machine_type.instance_type} has no GPUs of its own; name them with accelerator, such as nvidia-tesla-t4",
+        )
 
 
-def _gcp_network(loc: Loc, kind: MachineType) -> Iterator[Problem]:
-    for zone, subnet in kind.subnets.items():
-        if zone not in kind.zones:
+def _gcp_network(loc: Loc, machine_type: MachineType) -> Iterator[Problem]:
+    for zone, subnet in machine_type.subnets.items():
+        if zone not in machine_type.zones:
             yield (*loc, "subnets"), f"the zone {quote(zone)} of a subnet is not in zones; add it there"
         if not (SUBNET if "/" in subnet else GCP_NAME).fullmatch(subnet):
             expected = "its name, or projects/P/regions/R/subnetworks/NAME"
             yield (*loc, "subnets"), f"{quote(subnet)} is not a subnet; write {expected}"
         elif "/" in subnet and subnet.split("/")[3] != zone.rpartition("-")[0]:
             yield (*loc, "subnets"), f"{quote(subnet)} is not in the region of {zone}; name one that is"
-    for tag in kind.security_groups:
+    for tag in machine_type.security_groups:
         if not GCP_NAME.fullmatch(tag):
             yield (*loc, "security_groups"), f"{quote(tag)} is not a network tag; write one such as gpu-machines"
 
 
-def _aws_type(deployment: Deployment, loc: Loc, kind: MachineType) -> Iterator[Problem]:
-    if not INSTANCE.fullmatch(kind.instance):
-        yield (*loc, "instance"), f"{quote(kind.instance)} is not an instance type; write one such as g5.2xlarge"
-    if not kind.machine_image:
-        yield loc, f"the machine type {quote(kind.name)} has no machine_image; name an AMI, such as ami-0abc"
+def _aws_type(deployment: Deployment, loc: Loc, machine_type: MachineType) -> Iterator[Problem]:
+    if not INSTANCE.fullmatch(machine_type.instance_type):
+        yield (
+            (*loc, "instance"),
+            f"{quote(machine_type.instance_type)} is not an instance type; write one such as g5.2xlarge",
+        )
+    if not machine_type.machine_image:
+        yield loc, f"the machine type {quote(machine_type.name)} has no machine_image; name an AMI, such as ami-0abc"
     else:
-        yield from _ids((*loc, "machine_image"), "ami", [kind.machine_image])
-    yield from _ids((*loc, "subnets"), "subnet", kind.subnets.values())
-    yield from _ids((*loc, "security_groups"), "sg", kind.security_groups)
-    if kind.disk > MAX_DISK:
+        yield from _ids((*loc, "machine_image"), "ami", [machine_type.machine_image])
+    yield from _ids((*loc, "subnets"), "subnet", machine_type.subnets.values())
+    yield from _ids((*loc, "security_groups"), "sg", machine_type.security_groups)
+    if machine_type.disk > MAX_DISK:
         yield (*loc, "disk"), "a disk has at most 64Ti; make it smaller"
     region = deployment.settings.get("region", "")
-    for zone in kind.zones:
+    for zone in machine_type.zones:
         if zone and REGION.fullmatch(region) and not zone.startswith(region):
             message = f"{quote(zone)} is not a zone of {region}; write one such as {region}a"
             yield (*loc, "zones"), message
-    if kind.accelerator:
+    if machine_type.accelerator:
         yield (*loc, "accelerator"), "machine types of AWS have their GPUs; remove it"
-    for zone in kind.subnets:
-        if zone not in kind.zones:
+    for zone in machine_type.subnets:
+        if zone not in machine_type.zones:
             yield (*loc, "subnets"), f"the zone {quote(zone)} of a subnet is not in zones; add it there"
-    if kind.market != "on_demand" and deployment.currency != "USD":
+    if machine_type.market != "on_demand" and deployment.currency != "USD":
         message = "the highest price of a spot machine is told to AWS in US dollars; set currency: USD, or on_demand"
         yield (*loc, "market"), message
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...autoscale.deployment import CLUSTER, provisioning_class
 from ...autoscale.document import read_deployment
-from ...autoscale.machine import Machine, MachineState, Windows
+from ...autoscale.machine import Machine, MachineState, MachineTimeouts
 from ...backends import untrusted
 from ...backends.base import Key
 from ...backends.machines.machine_source import (
@@ -219,7 +219,7 @@ class MachineChannel:
             self._documents_at = -DOCUMENTS_INTERVAL
             async with self._lock:
                 await self._read_documents()
-        return self._lost_after.get(deployment, Windows().lost_after)
+        return self._lost_after.get(deployment, MachineTimeouts().lost_after)
 
     # -- inside
 
@@ -239,14 +239,14 @@ class MachineChannel:
                 known = read_deployment(deployment.document, deployment.name, stored=True)
                 self._lost_after[deployment.name] = known.lost_after
             except Exception:  # a document of another release: what it said before, or the default, holds
-                self._lost_after.setdefault(deployment.name, Windows().lost_after)
+                self._lost_after.setdefault(deployment.name, MachineTimeouts().lost_after)
         for row in self._rows.values():
-            self._lost_after.setdefault(row.deployment, Windows().lost_after)
+            self._lost_after.setdefault(row.deployment, MachineTimeouts().lost_after)
 
     def _parts(self, row: Machine) -> tuple[Machine, int, float]:
         """Return what the status of a machine is made from."""
         report = self._reports.get(row.id)
-        lost_after = self._lost_after.get(row.deployment, Windows().lost_after)
+        lost_after = self._lost_after.get(row.deployment, MachineTimeouts().lost_after)
         return row, -1 if report is None else report.serial, lost_after
 
     def _is_shown(self, row: Machine) -> bool:

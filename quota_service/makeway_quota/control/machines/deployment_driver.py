@@ -1,7 +1,7 @@
 """Drive one deployment: list its instances, make its steps, and make the provider's calls outside of them.
 
 A list or a call that hangs holds up no other deployment, no step and no other call of this one. Whatever a call
-answers is committed as an observation; the calls of a leader that is gone are repeated by the next one from the rows.
+answers is committed as an event; the calls of a leader that is gone are repeated by the next one from the rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...autoscale.budget import Money
 from ...autoscale.demand import MachineDemand, PendingWork
 from ...autoscale.deployment import Deployment
 from ...autoscale.instances import Instance, InstanceList
-from ...autoscale.machine import Machine, MachineObservation
+from ...autoscale.machine import Machine, MachineEvent
 from ...autoscale.prospects import Prospect, WaitingDecision, prospects, same_prospects, usual_boots
 from ...autoscale.provider import JoinData, Provider, ProviderError
 from ...autoscale.sizing import LaunchRefusal
@@ -51,8 +51,8 @@ NOT_JOINED = frozenset({"spin_up_timeout", "init_failed", "wrong_gpus"})
 CHECK_AGAIN = 300.0
 """Seconds after which a provider is checked again that found something wrong; without, with the next document"""
 
-Reports = Mapping[str, Sequence[MachineObservation]]
-"""Observations by machine, of all deployments"""
+Reports = Mapping[str, Sequence[MachineEvent]]
+"""Events by machine, of all deployments"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class _Term:
     number: int
     listening: float
     lists: list[InstanceList] = field(default_factory=list)
-    reports: dict[str, Sequence[MachineObservation]] = field(default_factory=dict)
+    reports: dict[str, Sequence[MachineEvent]] = field(default_factory=dict)
     """The newest of each machine, which has all that the ones before it had"""
     clock_step: float = 0.0
     moved_at: float = 0.0
@@ -192,7 +192,7 @@ class DeploymentDriver:
         """Return the rows as the newest step left them, by the clock as it is now; None before the first step."""
         if self._machines is None or self._term is None:
             return None
-        seconds, rows = self._term.clock_step, [row for row in self._machines if not row.over]
+        seconds, rows = self._term.clock_step, [row for row in self._machines if not row.finished]
         if not seconds:
             return rows
         return [row if row.deadline is None else row.with_fields(deadline=row.deadline + seconds) for row in rows]
@@ -427,10 +427,10 @@ def _may_move(deployment: Deployment, rows: MachineRows, demand: CycleDemand) ->
     return bool(demand.restartable) or any(machine.drain == "move" for machine in rows.machines)
 
 
-def _fenced(rows: MachineRows, demand: MachineDemand | None) -> Iterator[tuple[str, MachineObservation]]:
+def _fenced(rows: MachineRows, demand: MachineDemand | None) -> Iterator[tuple[str, MachineEvent]]:
     """Yield that no work has a row any more on machines that are lost."""
     if demand is None:
         return
     for machine in rows.machines:
         if machine.state == "lost" and not demand.used(machine.id):
-            yield machine.id, MachineObservation("fenced")
+            yield machine.id, MachineEvent("fenced")

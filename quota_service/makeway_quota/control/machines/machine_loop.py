@@ -19,7 +19,7 @@ from functools import partial
 
 from ...autoscale.deployment import Deployment
 from ...autoscale.document import read_deployment
-from ...autoscale.machine import Machine, MachineObservation
+from ...autoscale.machine import Machine, MachineEvent
 from ...autoscale.prospects import Prospect
 from ...autoscale.provider import JoinData, Provider
 from ...backends.base import NodeStatus
@@ -36,7 +36,7 @@ from ..replicas.leader import Leader
 from ..restarting_tasks import is_cancelled
 from ..world.clock_steps import ClockSteps
 from ..world.world import World
-from .agent_reports import observations
+from .agent_reports import events
 from .cycle_demand import CycleDemand, known_demand
 from .deployment_driver import DeploymentDriver, DeploymentStatus, MachineIdentity
 from .machine_notices import NOTICING, moving, notices
@@ -124,7 +124,7 @@ class MachineLoop:
         if self._term is None or self._term != self._read_in:
             return None
         drivers = [driver for _, driver in sorted(self._drivers.items())]
-        return [({kind.pool for kind in item.deployment.types}, item.prospects) for item in drivers]
+        return [({machine_type.pool for machine_type in item.deployment.types}, item.prospects) for item in drivers]
 
     def explained(self, plan: Plan) -> Plan:
         """Return a plan with what work that waits for machines can expect of them as its reason."""
@@ -137,7 +137,7 @@ class MachineLoop:
         able, others = set[str](), set[str]()
         for driver in self._drivers.values():
             pools = able if driver.deployment.runs_sessions else others
-            pools.update(kind.pool for kind in driver.deployment.types)
+            pools.update(machine_type.pool for machine_type in driver.deployment.types)
         jobs_only = others - able
         if not jobs_only.intersection(pool for one in plan.demand if one.session for pool in one.pools):
             return plan
@@ -261,7 +261,7 @@ class MachineLoop:
         for name, driver in list(self._drivers.items()):
             await self._step(name, driver, reports)
 
-    async def _step(self, name: str, driver: DeploymentDriver, reports: Mapping[str, list[MachineObservation]]) -> None:
+    async def _step(self, name: str, driver: DeploymentDriver, reports: Mapping[str, list[MachineEvent]]) -> None:
         driver.take(reports)
         if self.quarantine.is_backing_off(STEPPING, "deployment", name):
             return
@@ -325,12 +325,12 @@ class MachineLoop:
             self._drivers[stored.name] = driver
         driver.replace(deployment, provider, deleting=stored.deleting)
 
-    async def _new_reports(self) -> Mapping[str, list[MachineObservation]]:
+    async def _new_reports(self) -> Mapping[str, list[MachineEvent]]:
         """Return what machines reported since the last turn; in a new term all that is known."""
         result = await asyncio.to_thread(self._store.machine_reports.after, self._serial)
         if result:
             self._serial = result[-1].serial
-        return {report.machine: list(observations(report)) for report in result}
+        return {report.machine: list(events(report)) for report in result}
 
     async def _stop(self) -> None:
         self._term = None

@@ -73,5 +73,5 @@ def _count_failures(deployment: str, before: Mapping[object, LaunchBackoff], cha
     """
     for back in changes.backoffs or ():
         known = before.get(back.key)
-        if known is None or known.failures != back.failures or known.forgotten(back.since):
+        if known is None or known.failures != back.failures or known.expired(back.since):
             metrics.count_failure(deployment, back.failure)

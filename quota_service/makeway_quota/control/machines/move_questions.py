@@ -17,7 +17,7 @@ from ...store.records import Workload
 from .cycle_demand import CycleDemand
 
 ASKED_PER_PERIOD = 10
-"""How often moves are looked for within `every`, once that is over, as long as none is found"""
+"""How often moves are looked for within `interval`, once that is over, as long as none is found"""
 
 
 class MoveQuestion(NamedTuple):
@@ -35,8 +35,8 @@ class MoveQuestion(NamedTuple):
         rules = deployment.moves
         if rules is None:
             return None
-        rows = [row for row in machines if not row.over]
-        due = last is not None and now - last >= rules.every and since_asked >= rules.every / ASKED_PER_PERIOD
+        rows = [row for row in machines if not row.finished]
+        due = last is not None and now - last >= rules.interval and since_asked >= rules.interval / ASKED_PER_PERIOD
         empties = any(row.drain == "move" for row in rows)
         return cls(deployment, rows, last) if empties or (due and not deployment.paused) else None
 

@@ -22,7 +22,7 @@ from makeway_api.models.agents import (
     WorkerOrder,
 )
 
-from ...autoscale.machine import OVER, STARTING, Machine
+from ...autoscale.machine import FINISHED, STARTING, Machine
 from ...control.machines.channel import MachineChannel
 from ...control.machines.placements import is_wanted, unwanted_at
 from ...control.workers.channel import WorkerChannel
@@ -183,7 +183,7 @@ class AgentService:
         return self._present(row, machine)
 
     def _present(self, row: Machine | None, machine: str) -> Machine:
-        if row is None or row.state in OVER or row.state == "terminating":
+        if row is None or row.state in FINISHED or row.state == "terminating":
             raise _over(machine)
         return row
 

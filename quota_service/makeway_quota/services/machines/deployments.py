@@ -252,22 +252,24 @@ class DeploymentService:
         money = count_money(deployment, machines, closed, self._context.clock())
         return DeploymentSpend(
             currency=deployment.currency,
-            hour=money.hour / UNIT,
-            max_hour=_units(deployment.hour),
-            month=money.month / UNIT,
-            max_month=_units(deployment.month),
-            unpriced=money.unknown,
+            hour=money.hourly_cost / UNIT,
+            max_hour=_units(deployment.hourly_budget),
+            month=money.spent_in_month / UNIT,
+            max_month=_units(deployment.monthly_budget),
+            unpriced=money.unpriced_machines,
         )
 
 
 def _prices(deployment: Deployment) -> list[MachinePrice]:
     """Return what a machine of each type costs in each of its markets, and one of its GPUs that jobs may use."""
     result = []
-    for kind in deployment.types:
-        gpus = 0 if kind.cpu_only else kind.gpus
-        for market in kind.markets():
-            price = kind.price_in(market)
-            one = MachinePrice(type=kind.name, pool=kind.pool, market=market, gpus=gpus, price=_units(price))
+    for machine_type in deployment.types:
+        gpus = 0 if machine_type.cpu_only else machine_type.gpus
+        for market in machine_type.markets():
+            price = machine_type.price_in(market)
+            one = MachinePrice(
+                type=machine_type.name, pool=machine_type.pool, market=market, gpus=gpus, price=_units(price)
+            )
             one.gpu_price = None if price is None else _units(gpu_cost(price, gpus))
             result.append(one)
     return result

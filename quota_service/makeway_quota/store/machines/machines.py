@@ -108,7 +108,7 @@ class StoredMachines:
             connection, [{"machine": machine.id, "request": values.clean(machine.request)} for machine in new]
         )
         SET_MACHINES.run(connection, [{"one": machine.id, **row_of(machine)} for machine in changed])
-        over = [machine.id for machine in changed if machine.over]
+        over = [machine.id for machine in changed if machine.finished]
         for begin in range(0, len(over), AT_ONCE):
             gone = machine_reports.c.machine.in_(over[begin : begin + AT_ONCE])
             connection.execute(delete(machine_reports).where(gone))

@@ -68,7 +68,7 @@ class MachineReports:
         """
         with self._database.write(quiet=True, durable=True) as connection:
             row = machine_of(connection, machine)
-            if row is None or row.over or row.state == "terminating":
+            if row is None or row.finished or row.state == "terminating":
                 return Join("over", row)
             known = _report_of(connection, row.id)
             joined = row.boot if known is None else known.boot

@@ -17,8 +17,14 @@ from ...autoscale.machine import STATES, DrainReason, Machine, Market
 from .. import rows
 
 MACHINE_FIELDS = tuple(one.name for one in fields(Machine))
-COLUMNS = tuple(name for name in MACHINE_FIELDS if name != "request")
+ROW_FIELDS = tuple(name for name in MACHINE_FIELDS if name != "request")
 """The fields in the row itself; the request, which never changes, is in a table of its own"""
+COLUMN_OF: Mapping[str, str] = {
+    **{name: name for name in MACHINE_FIELDS},
+    **{"launch_calls": "calls", "launch_called_at": "called_at", "missed_lists": "absences"},
+}
+"""The column of each field"""
+COLUMNS = tuple(COLUMN_OF[name] for name in ROW_FIELDS)
 
 _NONE = type(None)
 _TIMES = ("requested_at", "since", "needed_at")
@@ -27,10 +33,10 @@ TYPES: Mapping[str, tuple[tuple[type, ...], Any]] = {
     "market": ((str,), "on_demand"),
     "state": ((str,), ""),
     **dict.fromkeys(("instance", "boot", "drain"), ((str, _NONE), None)),
-    **dict.fromkeys(("gpus", "version", "term", "calls", "absences"), ((int,), 0)),
+    **dict.fromkeys(("gpus", "version", "term", "launch_calls", "missed_lists"), ((int,), 0)),
     **dict.fromkeys(("price", "attempts"), ((int, _NONE), None)),
     **dict.fromkeys(_TIMES, ((float,), 0.0)),
-    **dict.fromkeys(("called_at", "end_called_at", "launched_at", "ready_at"), ((float, _NONE), None)),
+    **dict.fromkeys(("launch_called_at", "end_called_at", "launched_at", "ready_at"), ((float, _NONE), None)),
     **dict.fromkeys(("heard_at", "deadline"), ((float, _NONE), None)),
 }
 """The types of each field, and what it is read as where it is damaged"""
@@ -53,13 +59,13 @@ def machines(selected: Iterable[Any], damaged: dict[str, Sequence[str]] | None =
 
 
 def machine(row: Any, damaged: dict[str, Sequence[str]] | None = None) -> Machine:
-    """Return the machine of a row with all of MACHINE_FIELDS; `damaged` gets the fields that could not be read."""
-    values: dict[str, Any] = dict(row._mapping)
+    """Return the machine of a row with all of MACHINE_FIELDS; `damaged` gets the columns that could not be read."""
+    values: dict[str, Any] = {**row._mapping, **{name: row._mapping[COLUMN_OF[name]] for name in MACHINE_FIELDS}}
     broken = [name for name in MACHINE_FIELDS if name != "id" and not readable(name, values[name])]
     if broken:
         _repair(values, broken)
         if damaged is not None:
-            damaged[values["id"]] = broken
+            damaged[values["id"]] = [COLUMN_OF[name] for name in broken]
     return Machine(**{name: values[name] for name in MACHINE_FIELDS})
 
 
@@ -97,5 +103,5 @@ def _repair(values: dict[str, Any], broken: Sequence[str], clock: Callable[[], f
 
 def row_of(machine: Machine) -> dict[str, Any]:
     """Return the columns of a machine, its request aside."""
-    values: dict[str, Any] = {name: rows.clean(getattr(machine, name)) for name in COLUMNS}
-    return {**values, "over_at": machine.since if machine.over else None}
+    values: dict[str, Any] = {COLUMN_OF[name]: rows.clean(getattr(machine, name)) for name in ROW_FIELDS}
+    return {**values, "over_at": machine.since if machine.finished else None}

@@ -12,7 +12,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import Deployment, DeploymentRequest, PolicyCheck
 
 from ...autoscale.document import read_deployment, schema
-from ...autoscale.machine import OVER, STATES, MachineState
+from ...autoscale.machine import FINISHED, STATES, MachineState
 from ...policy import PolicyInvalid
 from ...services import Services
 from ..dependencies import TheServices
@@ -26,11 +26,11 @@ from .render import page, part
 router = APIRouter(include_in_schema=False)
 
 LOG_LINES = 50
-LIVE: tuple[MachineState, ...] = tuple(state for state in STATES if state not in OVER)
+LIVE: tuple[MachineState, ...] = tuple(state for state in STATES if state not in FINISHED)
 MAX_MACHINES = 200
 """Machines that a page shows; the command lists all"""
 COLOURS = {"ready": "success", "lost": "danger", "failed": "danger", "draining": "warning", "terminating": "warning"}
-MACHINE: dict[str, Any] = {"colours": COLOURS, "over": OVER, "problem": ""}
+MACHINE: dict[str, Any] = {"colours": COLOURS, "over": FINISHED, "problem": ""}
 """What the page of each machine has"""
 EXAMPLE = """\
 name: cloud

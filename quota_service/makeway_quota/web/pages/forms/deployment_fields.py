@@ -80,7 +80,8 @@ def shapes(table: type[Table]) -> tuple[FieldShape, ...]:
     """Return the fields of a table, without the tables in it."""
     defaults = written_defaults(table)
     result = []
-    for key, field in table.model_fields.items():
+    for name, field in table.model_fields.items():
+        key = field.alias or name
         kind = _kind(field.annotation, field.metadata)
         if key == "version" or kind is None:
             continue
@@ -90,7 +91,7 @@ def shapes(table: type[Table]) -> tuple[FieldShape, ...]:
                 key,
                 LABELS.get(key, key.replace("_", " ").capitalize()),
                 (field.description or "").replace("`", ""),
-                "" if field.is_required() else defaults[key],
+                "" if field.is_required() else defaults[name],
                 kind,
                 field.is_required(),
                 field.annotation is float and table is DeploymentTable,
