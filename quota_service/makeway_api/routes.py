@@ -321,17 +321,19 @@ class Routes(Generic[J]):
         return self._do(Call("PUT", "/policy", _as(PolicyVersion), body=request))
 
     def credentials(self) -> Any:
-        """Return all credentials of jobs, without their values → list[Credential] (administrators)."""
+        """Return the credentials of the caller's teams, to administrators all, without values → list[Credential]."""
         return self._do(Call("GET", "/credentials", _as(list[Credential])))
 
-    def credential_save(self, name: str, kind: str, values: Mapping[str, str], team: str = "") -> Any:
-        """Keep a credential in place of the one with its name → Credential."""
-        body = {"kind": kind, "team": team, "values": dict(values)}  # a model shows no secret, not even to JSON
+    def credential_save(self, name: str, kind: str, values: Mapping[str, str], team: str | None = None) -> Any:
+        """Keep a credential in place of the one of its team and name; team "": of all teams → Credential."""
+        body: dict[str, Any] = {"kind": kind, "values": dict(values)}  # a model shows no secret, not even to JSON
+        if team is not None:
+            body["team"] = team
         return self._do(Call("PUT", f"/credentials/{_q(name)}", _as(Credential), body=body))
 
-    def credential_delete(self, name: str) -> Any:
-        """Remove a credential → None."""
-        return self._do(Call("DELETE", f"/credentials/{_q(name)}", _nothing))
+    def credential_delete(self, name: str, team: str | None = None) -> Any:
+        """Remove a credential of a team, "" of all teams; without `team` the only one of its name → None."""
+        return self._do(Call("DELETE", f"/credentials/{_q(name)}", _nothing, params={"team": team}))
 
     def credentials_reseal(self) -> Any:
         """Seal all credentials with the first key of the service → Resealed."""

@@ -21,7 +21,8 @@ from makeway_quota import application
 from makeway_quota.autoscale.deployment import Deployment
 from makeway_quota.autoscale.provider import Provider
 from makeway_quota.autoscale.providers.choice import provider_of
-from running import python
+from makeway_quota.services import Caller
+from running import PEOPLE, READ, python
 from service.test_machines import fleet
 
 pytestmark = pytest.mark.slow
@@ -162,25 +163,84 @@ async def test_a_file_goes_to_jobs_of_its_team_alone_and_is_gone_with_the_attemp
             await root.credential_delete("storage")
 
 
-async def test_a_name_that_another_team_uses_is_refused_and_neither_team_gets_what_is_not_its_own(
-    tmp_path: Path,
-) -> None:
+@pytest.mark.covers("F77")
+async def test_two_teams_have_a_credential_of_one_name_and_each_gets_its_own_before_that_of_all(tmp_path: Path) -> None:
     async with fleet(tmp_path) as service:
-        root, ana = service.run.client("root"), service.run.client("ana")
+        root = service.run.client("root")
         await root.credential_save("storage", "file", {"content": STORAGE}, team="rnd")
-        for team in ("devops", ""):
-            with pytest.raises(MakewayError, match=r"of team rnd: .* give this one another name") as refused:
-                await root.credential_save("storage", "file", {"content": "of the other"}, team=team)
-            assert refused.value.status == 409
-        with pytest.raises(MakewayError, match="An administrator of the Hub grants it") as refused:
-            await ana.credential_save("storage", "file", {"content": "of the other"}, team="devops")
-        assert "rnd" not in str(vars(refused.value))
-        await root.credential_save("storage-devops", "file", {"content": "ok"}, team="devops")
+        with pytest.raises(MakewayError, match="a credential storage of rnd: name the team") as refused:
+            await root.credential_save("storage", "file", {"content": "of all teams"})
+        assert refused.value.status == 409
+        await root.credential_save("storage", "file", {"content": "of all teams"}, team="")
         await service.machine("m-1")
-        for person, expected in (("ana", f"storage 0o600 {len(STORAGE)}\n"), ("bo", "storage-devops 0o600 2\n")):
+
+        async def log_of(person: str) -> str:
             job = await service.run.submit(person, "reads", python(READS), profile="gpu1")
             await service.run.job(job.id, "succeeded", "failed")
-            assert await service.log(job.id) == expected
+            return await service.log(job.id)
+
+        assert await log_of("ana") == f"storage 0o600 {len(STORAGE)}\n"
+        assert await log_of("bo") == f"storage 0o600 {len('of all teams')}\n"
+        await root.credential_save("storage", "file", {"content": "ok"}, team="devops")
+        assert await log_of("bo") == "storage 0o600 2\n"
+        assert await log_of("ana") == f"storage 0o600 {len(STORAGE)}\n"
+        with pytest.raises(MakewayError, match="storage of all teams, devops and rnd each: name the team") as refused:
+            await root.credential_delete("storage")
+        assert refused.value.status == 409
+        await root.credential_delete("storage", "devops")
+        await root.credential_delete("storage", "rnd")
+        await root.credential_delete("storage")
+        assert await root.credentials() == []
+
+
+async def test_a_lead_sees_and_changes_the_credentials_of_its_teams_and_learns_of_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manages = "custom:makeway:manage!group=rnd"
+    lead = Caller("lead", groups=frozenset({"rnd"}), scopes=READ | {manages})
+    monkeypatch.setitem(PEOPLE, "lead", lead)  # type: ignore[arg-type]
+    async with fleet(tmp_path) as service:
+        root, boss, ana, bo = (service.run.client(name) for name in ("root", "lead", "ana", "bo"))
+        for name, team in (("gitlab", "devops"), ("only-devops", "devops"), ("site", "")):
+            await root.credential_save(name, "file", {"content": STORAGE}, team=team)
+        await root.credential_save("fleet-1", "cloud", {"access_key_id": "AKIA"})
+        await boss.credential_save("gitlab", "file", {"content": "first"}, team="rnd")
+        await boss.credential_save("gitlab", "file", {"content": "second"}, team="rnd")
+        credentials = service.run.service.services.credentials
+        assert (await credentials.files("rnd"))["gitlab"] == "second"
+        assert (await credentials.files("devops"))["gitlab"] == STORAGE
+        for person, expected in ((boss, ["gitlab"]), (ana, ["gitlab"]), (bo, ["gitlab", "only-devops"])):
+            assert [one.name for one in await person.credentials()] == expected
+            assert len({one.team for one in await person.credentials()}) == 1
+        assert len(await root.credentials()) == 5
+
+        for name in ("gitlab", "only-devops", "nowhere"):  # the same words, whether there is one or not
+            for team, words in (("devops", "You do not lead the team devops"), ("", "name a team that you lead")):
+                for call in (
+                    boss.credential_save(name, "file", {"content": "x"}, team=team),
+                    boss.credential_delete(name, team),
+                ):
+                    with pytest.raises(MakewayError, match=words) as refused:
+                        await call
+                    assert refused.value.status == 403
+        with pytest.raises(MakewayError, match="name a team that you lead"):
+            await boss.credential_save("gitlab", "file", {"content": "x"})
+        for name in ("only-devops", "site", "fleet-1", "nowhere"):
+            with pytest.raises(MakewayError, match=f"There is no credential {name}.$") as refused:
+                await boss.credential_delete(name)
+            assert refused.value.status == 404
+        with pytest.raises(MakewayError, match="An administrator of the Hub grants it"):
+            await ana.credential_save("gitlab", "file", {"content": "x"}, team="rnd")
+        with pytest.raises(MakewayError, match="An administrator of the Hub grants it"):
+            await ana.credential_delete("gitlab", "rnd")
+
+        told = [line.message for line in await boss.decisions() if line.verb == "credential"]
+        assert told == ["lead set the credential gitlab (file) of rnd."] * 2
+        assert [line.message for line in await ana.decisions() if line.verb == "credential"] == told
+        assert not [one for one in await ana.decisions() if "devops" in str(one)]
+        await boss.credential_delete("gitlab")
+        assert "gitlab" not in await credentials.files("rnd")
+        assert (await credentials.files("devops"))["gitlab"] == STORAGE
 
 
 async def test_keys_are_replaced_without_a_restart(tmp_path: Path) -> None:
@@ -264,7 +324,7 @@ async def test_refusals_name_what_is_wrong_and_repeat_no_value(tmp_path: Path) -
             await root.credential_save("a", "file", {"content": TOKEN}, team="nowhere")
         for person in ("ana", "bo"):
             with pytest.raises(MakewayError) as refused:
-                await service.run.client(person).credentials()
+                await service.run.client(person).credentials_reseal()
             assert refused.value.status == 403
         assert await root.credentials() == []
 
@@ -310,6 +370,21 @@ async def test_the_command_line_sets_lists_and_deletes_without_showing_a_value(
             assert "is a JSON object of texts" in refused
             assert "value" not in refused
         assert await run("delete", "google") == "google is deleted.\n"
+        for team in ("rnd", "devops"):
+            message += await run("set", "storage", "--team", team, "--file", str(tmp_path / "value"))
+        for words in (["set", "storage", "--file", str(tmp_path / "value")], ["delete", "storage"]):
+            assert await asyncio.to_thread(main, ["autoscaler", "credentials", *words]) == 1
+            assert "of devops and rnd" in (refused := capsys.readouterr().err)
+            assert "--all-teams" in refused
+        message += await run("set", "storage", "--all-teams", "--file", str(tmp_path / "value"))
+        message += await run("list")
+        assert [line.split()[:3] for line in message.splitlines() if line.startswith("storage  ")] == [
+            ["storage", "file", "all"],
+            ["storage", "file", "devops"],
+            ["storage", "file", "rnd"],
+        ]
+        for whose in (["--team", "rnd"], ["--all-teams"], []):
+            assert await run("delete", "storage", *whose) == "storage is deleted.\n"
         assert await run("delete", "repositories") == "repositories is deleted.\n"
         assert await run("list") == "There are no credentials.\n"
         assert shown(tmp_path / "site", message) == []

@@ -15,6 +15,7 @@ from makeway_quota.backends.local.backend import LocalBackend
 from makeway_quota.store import Store, StoreError, migrate, open_store
 from makeway_quota.store.database.database import WRITERS, engine_for, parse
 from makeway_quota.store.records import Change, NewDecision
+from makeway_quota.store.storage.sealed_secrets import SecretKeys, StoredCredential
 from postgres import empty_database
 from quick_databases import migrations
 from running import running
@@ -114,6 +115,34 @@ def test_what_an_earlier_release_left_comes_up_to_date_after_it_was_refused(
     store = open_store(url)
     fill(store, job)
     assert len(store.active()) == 2
+    store.close()
+
+
+def test_credentials_that_an_earlier_release_sealed_are_kept_and_their_names_are_free_for_other_teams(
+    url: str, tmp_path: Path
+) -> None:
+    keys = SecretKeys(tmp_path / "keys", made=True)
+    sealed = {name: keys.fernet(make=True).encrypt(f'{{"content": "{name}"}}'.encode()).decode() for name in ("a", "b")}
+    with earlier_release(tmp_path, sum(file.name >= "0022" for file in migrate.MIGRATIONS.glob("versions/0*.py"))):
+        migrate.upgrade(parse(url))
+    engine = engine_for(parse(url), migrating=True)
+    with engine.begin() as connection:
+        for name, team in (("a", "rnd"), ("b", "")):
+            row = {"name": name, "team": team, "sealed": sealed[name]}
+            insert = "INSERT INTO sealed_secrets (name, kind, team, sealed, updated_at, updated_by)"
+            connection.execute(text(f"{insert} VALUES (:name, 'file', :team, :sealed, 7.5, 'root')"), row)
+    engine.dispose()
+    store = open_store(url)
+    secrets, said = store.secrets, NewDecision("credential", None, None, "root", "credential", "is set", {})
+    before = [StoredCredential("a", "file", "rnd", 7.5, "root"), StoredCredential("b", "file", "", 7.5, "root")]
+    assert secrets.list() == before
+    for name, team in (("a", "ops"), ("b", "rnd")):
+        secrets.write(StoredCredential(name, "file", team, 8.0, "root"), {"content": "new"}, keys, said)
+    shown = {
+        team: {one.name: values["content"] for one, values in secrets.opened(keys, ("file",), team)}
+        for team in ("rnd", "ops", "")
+    }
+    assert shown == {"rnd": {"a": "a", "b": "new"}, "ops": {"a": "new", "b": "b"}, "": {"b": "b"}}
     store.close()
 
 

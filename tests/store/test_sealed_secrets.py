@@ -66,13 +66,61 @@ def test_a_key_that_cannot_be_made_is_a_refusal_in_words(tmp_path: Path) -> None
         SecretKeys(tmp_path / "missing" / "keys", made=True).fernet(make=True)
 
 
+def values_of(store: Store, keys: SecretKeys, team: str) -> dict[str, str]:
+    """Return what jobs of a team get, by name."""
+    return {one.name: values["access_key_id"] for one, values in store.secrets.opened(keys, ("file", "git"), team)}
+
+
+def test_teams_share_a_name_and_each_gets_its_own_value_before_that_of_all_teams(store: Store, tmp_path: Path) -> None:
+    keys = SecretKeys(tmp_path / "keys", made=True)
+    write(store, keys, "storage", "file", "rnd", "of rnd")
+    write(store, keys, "storage", "git", "sales", "of sales")
+    write(store, keys, "storage", "file", "", "of all")
+    write(store, keys, "other", "file", "", "other")
+    assert values_of(store, keys, "rnd") == {"storage": "of rnd", "other": "other"}
+    assert values_of(store, keys, "sales") == {"storage": "of sales", "other": "other"}
+    assert values_of(store, keys, "ops") == {"storage": "of all", "other": "other"} == values_of(store, keys, "")
+    assert [(one.name, one.team) for one in store.secrets.list()] == [
+        ("other", ""),
+        ("storage", ""),
+        ("storage", "rnd"),
+        ("storage", "sales"),
+    ]
+    assert store.secrets.reseal(keys) == 4
+    assert store.secrets.delete("rnd", "storage", 2.0, SAID)
+    assert not store.secrets.delete("rnd", "storage", 2.0, SAID)
+    assert values_of(store, keys, "rnd") == {"storage": "of all", "other": "other"}
+    assert values_of(store, keys, "sales")["storage"] == "of sales"
+
+
 def test_a_value_is_replaced_only_under_its_own_kind_and_team(store: Store, tmp_path: Path) -> None:
     """A new value for a team, set without naming the team, would go to the jobs of all teams."""
     keys = SecretKeys(tmp_path / "keys", made=True)
     write(store, keys, "storage", "file", "rnd")
-    for kind, team in (("file", ""), ("file", "sales"), ("git", "rnd"), ("cloud", "")):
-        with pytest.raises(CredentialNameTaken, match="storage is of the kind file of team rnd: name these"):
-            write(store, keys, "storage", kind, team, "other")
+    with pytest.raises(CredentialNameTaken, match="storage of team rnd is of the kind file: name this kind"):
+        write(store, keys, "storage", "git", "rnd", "other")
+    saved = StoredCredential("storage", "file", "", 1.0, "root")
+    with pytest.raises(CredentialNameTaken, match=r"a credential storage of rnd: name the team .* \(--all-teams\)"):
+        store.secrets.write(saved, {"access_key_id": "other"}, keys, SAID, alone=True)
     write(store, keys, "storage", "file", "rnd", "new")
-    assert [values for _, values in store.secrets.opened(keys, ("file",), "rnd")] == [{"access_key_id": "new"}]
-    assert store.secrets.opened(keys, ("file", "git", "cloud"), "sales") == []
+    assert values_of(store, keys, "rnd") == {"storage": "new"}
+    assert values_of(store, keys, "sales") == {}
+
+
+def test_of_a_lost_key_only_the_credentials_that_a_team_gets_hold_up_its_jobs(store: Store, tmp_path: Path) -> None:
+    keys = SecretKeys(tmp_path / "keys", made=True)
+    write(store, keys, "storage", "file", "")
+    keys.path.write_bytes(Fernet.generate_key())
+    write(store, keys, "storage", "file", "rnd", "new")
+    assert values_of(store, keys, "rnd") == {"storage": "new"}
+    with pytest.raises(SecretsLocked, match="opens the credential storage:"):
+        values_of(store, keys, "sales")
+
+
+def test_a_cloud_logs_in_with_no_teams_credential_of_the_same_name(store: Store, tmp_path: Path) -> None:
+    keys = SecretKeys(tmp_path / "keys", made=True)
+    write(store, keys, "cloud", "cloud", "", "of the deployment")
+    write(store, keys, "cloud", "file", "rnd", "of rnd")
+    assert store.secrets.cloud(keys, "cloud") == {"access_key_id": "of the deployment"}
+    assert store.secrets.cloud_times() == {"cloud": 1.0}
+    assert values_of(store, keys, "rnd") == {"cloud": "of rnd"}

@@ -75,7 +75,9 @@ def day_of_credentials(store: Store, keys: SecretKeys, day: int) -> None:
     written = NewDecision("policy", None, None, "root", "credential", "is set")
     store.secrets.write(StoredCredential(name, GIT, f"team{day // 7}", now, "root"), {"token": "x"}, keys, written)
     if day % 7 == 6:
-        assert store.secrets.delete(f"git{day // 7 - 1}", now, written) == (day - 7 >= SINCE - SINCE % 7)
+        assert store.secrets.delete(f"team{day // 7 - 1}", f"git{day // 7 - 1}", now, written) == (
+            day - 7 >= SINCE - SINCE % 7
+        )
 
 
 def day_of_machines(store: Store, term: int, day: int) -> None:

@@ -60,24 +60,27 @@ async def test_credentials_are_added_rotated_and_deleted_and_no_served_byte_has_
     assert "There are no credentials." in words(await admin.get(PAGE))
     assert f'href="{PAGE}"' in await admin.get(f"{PREFIX}deployments"), "the page Machines leads there"
     shown = words(await admin.post(PAGE, **GIT, value=f" {TOKEN}\r\n"))
-    assert "git-server is set." in shown
+    assert "git-server of R&D is set." in html.unescape(shown)
     assert re.search(r"git-server git jobs of R&D .* by root", html.unescape(shown)), shown
     assert opened(web, "git-server") == {"host": GIT["host"], "user": "deploy", "token": TOKEN}
 
-    form = await admin.get(f"{PAGE}?rotate=git-server")
-    assert "Rotate git-server Server and user are sealed too: enter them again." in words(form)
+    form = await admin.get(f"{PAGE}?rotate=git-server&team=rnd")
+    assert "Rotate git-server of R&D Server and user are sealed too: enter them again." in html.unescape(words(form))
     again = GIT | {"replaces": "git-server"}
     await admin.post(PAGE, **again, value=f"{TOKEN}-new")
     assert opened(web, "git-server")["token"] == f"{TOKEN}-new"
 
-    asked = words(await admin.post(f"{PAGE}/git-server/delete"))
+    missing = await admin.post(f"{PAGE}/git-server/delete", 404)
+    assert "There is no credential git-server." in words(missing), "there is none of all teams"
+    asked = words(await admin.post(f"{PAGE}/git-server/delete", team="rnd"))
     assert "git-server is for jobs of R&D. Attempts that run keep it; jobs that start or resume later do without." in (
         html.unescape(asked)
     )
     assert "git-server" in stored(web), "the first press deletes nothing that is in use"
-    page = await admin.post(f"{PAGE}/git-server/delete")
+    page = await admin.post(f"{PAGE}/git-server/delete", team="rnd")
     token = re.findall(r'name="confirmation" value="([^"]+)"', page)[0]
-    assert "git-server is deleted." in words(await admin.post(f"{PAGE}/git-server/delete", confirmation=token))
+    gone = words(await admin.post(f"{PAGE}/git-server/delete", team="rnd", confirmation=token))
+    assert "git-server of R&D is deleted." in html.unescape(gone)
     assert stored(web) == {}
     log = await admin.get(f"{PREFIX}decisions")
     assert "root set the credential git-server (git) of rnd." in words(log)
@@ -114,8 +117,12 @@ async def test_a_credential_of_a_cloud_names_its_deployment_and_goes_at_once_wit
         ({"kind": "cloud", "value": f"key={TOKEN}"}, 422, "is of a deployment, not of a team."),
         ({"kind": "file", "value": TOKEN * 10_000}, 422, "more than 65,536 characters."),
         ({"kind": "file", "name": "git-credentials"}, 422, "is the file of credentials of the kind git."),
-        ({"name": "there"}, 409, "There is a credential there already: rotate it in the list"),
-        ({"name": "there", "replaces": "there", "team": ""}, 409, "team"),
+        ({"name": "there"}, 409, "There is a credential there of R&D already: rotate it in the list"),
+        (
+            {"name": "there", "replaces": "there", "team": ""},
+            409,
+            "There is no credential there any more: add it anew.",
+        ),
         ({"value": " "}, 422, "There is no value."),
     ],
 )
@@ -125,7 +132,7 @@ async def test_what_is_wrong_is_said_without_the_value_and_the_rest_stays_typed(
     admin = Secretive(await web.browser("root"))
     await admin.post(PAGE, **(GIT | {"name": "there", "value": "before"}))
     page = await admin.post(PAGE, status, **(GIT | {"value": TOKEN} | change))
-    assert message in words(page)
+    assert message in html.unescape(words(page))
     again = "The value was not kept: enter it again." in words(page)
     assert again == (change.get("value") != " "), "there was one"
     assert html.escape(change.get("name", "git-server")) in page
@@ -143,13 +150,38 @@ async def test_the_key_of_a_service_account_is_taken_as_google_writes_it(web: Po
     assert KEY not in admin.served
 
 
-async def test_only_administrators_see_and_change_credentials(web: Portal) -> None:
-    browser = await web.browser("ana")
-    check(await browser.get(PAGE), 403)
-    sent = xsrf(check(await browser.get(PREFIX))) | GIT | {"value": TOKEN}
-    assert TOKEN not in check(await browser.post(PAGE, data=sent), 403)
-    check(await browser.post(f"{PAGE}/git-server/delete", data=sent), 403)
-    assert stored(web) == {}
+async def test_members_see_their_teams_credentials_and_only_its_leads_change_them(web: Portal) -> None:
+    admin, lead, ana = [Secretive(await web.browser(name)) for name in ("root", "lead", "ana")]
+    await admin.post(PAGE, **CLOUD_KEY)
+    for team, name in (("devops", "git-server"), ("devops", "of-devops"), ("", "of-all")):
+        await admin.post(PAGE, **(GIT | {"name": name, "team": team, "value": KEY}))
+    assert f'href="{PAGE}"' in await ana.get(f"{PREFIX}teams/rnd"), "the page of a team leads there"
+    shown = words(await lead.post(PAGE, **GIT, value=TOKEN))
+    assert "git-server of R&D is set." in html.unescape(shown)
+    assert "git-server git jobs of R&D" in html.unescape(shown)
+    await lead.post(PAGE, **GIT, replaces="git-server", value=f"{TOKEN}-new")
+    assert opened(web, "git-server")["token"] == f"{TOKEN}-new"
+    form = await lead.get(PAGE)
+    assert re.findall(r'<option value="([^"]*)"', form) == ["git", "file", "rnd"], "neither cloud nor all teams"
+    assert "Leads of a team and administrators set them." in (read := await ana.get(PAGE))
+    assert "git-server git jobs of R&D" in html.unescape(words(read))
+    assert "<form" not in read.partition("<main")[2]
+
+    for browser, team in ((lead, "devops"), (lead, ""), (ana, "rnd"), (ana, "devops")):
+        await browser.post(PAGE, 403, **(GIT | {"name": "new", "team": team, "value": TOKEN}))
+        await browser.post(f"{PAGE}/git-server/delete", 403, team=team)
+    for browser in (lead, ana):
+        assert not re.search("of-devops|of-all|cloud", browser.served.replace("mw-cloud", ""))
+        assert "DevOps" not in browser.served
+        assert TOKEN not in browser.served
+        assert KEY not in browser.served
+    kept = {(one.name, one.team) for one in store_of(web).secrets.list()}
+    others = {("git-server", "devops"), ("of-devops", "devops"), ("of-all", ""), ("cloud", "")}
+    assert kept == {("git-server", "rnd"), *others}
+    page = await lead.post(f"{PAGE}/git-server/delete", team="rnd")
+    token = re.findall(r'name="confirmation" value="([^"]+)"', page)[0]
+    await lead.post(f"{PAGE}/git-server/delete", team="rnd", confirmation=token)
+    assert {(one.name, one.team) for one in store_of(web).secrets.list()} == others
 
 
 async def test_names_that_look_like_markup_stay_text(web: Portal) -> None:

@@ -35,16 +35,25 @@ def add_credentials(verbs: Any, verb: Verb) -> None:
     what = "set, list and delete credentials of jobs; nothing shows their values"
     actions = verbs.add_parser("credentials", help=what).add_subparsers(metavar="ACTION", required=True)
     verb(actions, "list", _list, "list credentials, without their values")
-    add = verb(actions, "set", _set, "keep a credential in place of the one with its name", named=True)
+    add = verb(actions, "set", _set, "keep a credential in place of the one of its team and name", named=True)
     add.add_argument("--kind", choices=("cloud", "git", "file"), default="file", help="what it is (default file)")
-    add.add_argument("--team", default="", help="whose jobs get it; without it, those of all teams")
+    _add_team(add, "whose jobs get it; without it, those of all teams, if no team has the name")
     add.add_argument("--host", default="", help="git: the server, such as https://git.example.org")
     add.add_argument("--user", default="", help="git: the user to whom the token belongs")
     add.add_argument(
         "--file", "-f", default="-", metavar="FILE", help="the token, or the content; - reads standard input"
     )
-    verb(actions, "delete", _delete, "delete a credential; attempts that run keep theirs", named=True, json=False)
+    gone = verb(
+        actions, "delete", _delete, "delete a credential; attempts that run keep theirs", named=True, json=False
+    )
+    _add_team(gone, "of which team; without it, the only one of its name")
     verb(actions, "reseal", _reseal, "seal all credentials with the first key of the service", json=False)
+
+
+def _add_team(add: argparse.ArgumentParser, what: str) -> None:
+    whose = add.add_mutually_exclusive_group()
+    whose.add_argument("--team", help=what)
+    whose.add_argument("--all-teams", action="store_const", const="", dest="team", help="of all teams, and no other")
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -77,7 +86,7 @@ def _set(args: argparse.Namespace) -> int:
 
 
 def _delete(args: argparse.Namespace) -> int:
-    client().credential_delete(args.name)
+    client().credential_delete(args.name, args.team)
     print(f"{args.name} is deleted.")
     return 0
 

@@ -39,10 +39,12 @@ def cloud_values(text: str) -> dict[str, str]:
 
 
 class CredentialRequest(RequestBody):
-    """A credential to keep instead of the one with its name, if there is one."""
+    """A credential to keep instead of the one of its team and name, if there is one."""
 
     kind: CredentialKind = Field(description="cloud: of the deployment of its name; git: of a server; file: for jobs")
-    team: Team = Field("", description="whose jobs get it; empty: those of all teams")
+    team: Team | None = Field(
+        None, description="whose jobs get it; empty: those of all teams, and without it, too, if no team has the name"
+    )
     values: dict[Annotated[str, StringConstraints(max_length=64)], Value] = Field(
         max_length=16, description="git: `host`, `user`, `token`; file: `content`; cloud: as its provider names them"
     )

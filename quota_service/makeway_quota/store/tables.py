@@ -491,9 +491,9 @@ unknown_instances = Table(
 sealed_secrets = Table(
     "sealed_secrets",
     metadata,
+    Column("team", Text, primary_key=True, comment="empty: all teams"),
     Column("name", Text, primary_key=True),
     Column("kind", Text, nullable=False, comment="cloud, file, git"),
-    Column("team", Text, nullable=False, comment="empty: all teams"),
     Column("sealed", Text, nullable=False, comment="a Fernet token of its values"),
     Column("updated_at", Double, nullable=False),
     Column("updated_by", Text, nullable=False),

@@ -49,6 +49,8 @@ Manager = Annotated[Caller, Depends(needs(some=("manage",)))]
 Admin = Annotated[Caller, Depends(needs("admin"))]
 AdminByToken = Annotated[Caller, Depends(needs("admin", by_token=True))]
 """Administrators who sent a token, and not a cookie alone"""
+ManagerByToken = Annotated[Caller, Depends(needs("admin", some=("manage",), by_token=True))]
+"""Callers who manage some teams and sent a token: the service checks which"""
 Reserver = Annotated[Caller, Depends(needs("reserve"))]
 
 Id = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="a workload's id")]

@@ -1,6 +1,7 @@
-"""Keep the credentials of jobs, for administrators, and return them to the launchers of jobs of their team.
+"""Keep the credentials of jobs, and return them to the launchers of jobs of their team.
 
-Values are sealed before they are stored. No answer to a person, no line of the decision log and no refusal has them.
+Members see the names of their teams' credentials, leads change them; administrators see and change all. Values are
+sealed before they are stored. No answer to a person, no line of the decision log and no refusal has them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from urllib.parse import quote
 
 from makeway_api.errors import MakewayError
 from makeway_api.models import Credential, CredentialRequest, Resealed
+from makeway_api.quantities import listed
 
 from ...store.records import NewDecision
 from ...store.storage.sealed_secrets import (
@@ -37,7 +39,7 @@ HOST = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|[A-Za-z0-9.-]+(:[0-9]{
 
 
 class CredentialService:
-    """The credentials of jobs. Administrators write them; they are read for workers alone."""
+    """The credentials of jobs. Leads and administrators write them; they are read for workers alone."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -46,34 +48,69 @@ class CredentialService:
         self._keys = SecretKeys.of(settings.credentials_key_file, settings.state_dir, shared=shared)
 
     async def every(self, caller: Caller) -> list[Credential]:
-        """Return all credentials by name, without their values."""
-        _only_administrators(caller)
-        return [_shown(one) for one in await self._context.call(self._context.store.secrets.list)]
+        """Return the credentials that a caller may see, by name and without values: those of its teams, or all."""
+        stored = await self._context.call(self._context.store.secrets.list)
+        teams = self._context.visible_teams(caller)
+        if not caller.is_administrator:
+            stored = [one for one in stored if one.team and (teams is None or one.team in teams)]
+        return [_shown(one) for one in stored]
 
     async def save(self, caller: Caller, name: str, request: CredentialRequest) -> Credential:
-        """Keep a credential in place of the one with its name; jobs get it from their next attempt on."""
-        _only_administrators(caller)
+        """Keep a credential in place of the one of its team and name; jobs get it from their next attempt on."""
+        context, team = self._context, request.team or ""
+        self.check_rights(caller, team)
         values = {key: value.get_secret_value() for key, value in request.values.items()}
         _check(request.kind, name, values)
-        if request.kind == CLOUD and request.team:
+        if request.kind == CLOUD and team:
             raise refuse("A credential of the kind cloud is of a deployment, not of a team.", "invalid_credential", 422)
-        context = self._context
-        if request.team and context.document.policy(request.team) is None:
-            raise refuse(f"There is no team {request.team}.", "unknown_team", 422)
-        saved = StoredCredential(name, request.kind, request.team, context.clock(), caller.name)
-        whose = f"of {request.team}" if request.team else "of all teams"
-        whose = "of its deployment" if request.kind == CLOUD else whose
-        decision = _decision(caller, name, f"{caller.name} set the credential {name} ({request.kind}) {whose}.")
-        await self._call(context.store.secrets.write, saved, values, self._keys, decision)
+        if team and context.document.policy(team) is None:
+            raise refuse(f"There is no team {team}.", "unknown_team", 422)
+        saved = StoredCredential(name, request.kind, team, context.clock(), caller.name)
+        whose = "of its deployment" if request.kind == CLOUD else f"of {team or 'all teams'}"
+        message = f"{caller.name} set the credential {name} ({request.kind}) {whose}."
+        decision = _decision(caller, name, team, message)
+        alone = request.team is None and request.kind != CLOUD
+        await self._call(context.store.secrets.write, saved, values, self._keys, decision, alone)
         return _shown(saved)
 
-    async def delete(self, caller: Caller, name: str) -> None:
-        """Remove a credential; attempts that run keep theirs until they end."""
-        _only_administrators(caller)
+    async def delete(self, caller: Caller, name: str, team: str | None = None) -> None:
+        """Remove a credential; attempts that run keep theirs until they end. Without `team`, the only one so named."""
         context = self._context
-        decision = _decision(caller, name, f"{caller.name} deleted the credential {name}.")
-        if not await context.call(context.store.secrets.delete, name, context.clock(), decision):
+        team = await self._only_team(caller, name) if team is None else team
+        self.check_rights(caller, team)
+        whose = f" of {team}" if team else ""
+        decision = _decision(caller, name, team, f"{caller.name} deleted the credential {name}{whose}.")
+        if not await context.call(context.store.secrets.delete, team, name, context.clock(), decision):
+            raise refuse(f"There is no credential {name}{whose}.", "not_found", 404)
+
+    async def _only_team(self, caller: Caller, name: str) -> str:
+        """Return the team of the only credential of a name that the caller may change."""
+        stored = await self._context.call(self._context.store.secrets.list)
+        teams = [one.team for one in stored if one.name == name and self.may_change(caller, one.team)]
+        if not teams:
             raise refuse(f"There is no credential {name}.", "not_found", 404)
+        if len(teams) > 1:
+            owners = listed(team or "all teams" for team in teams)
+            message = f"There is a credential {name} of {owners} each: name the team (--team), or all (--all-teams)."
+            raise refuse(message, "other_credential", 409)
+        return teams[0]
+
+    def may_change(self, caller: Caller, team: str) -> bool:
+        """Whether a caller may set and delete the credentials of a team ("": those of all teams)."""
+        return caller.is_administrator or (bool(team) and self._context.manages(caller, team))
+
+    def check_rights(self, caller: Caller, team: str) -> None:
+        """Refuse who may not change the credentials of a team ("": of all teams), be there any or not."""
+        if self.may_change(caller, team):
+            return
+        if not team:
+            raise refuse(
+                "Only administrators change credentials of all teams and of deployments: name a team that you lead.",
+                "forbidden",
+                403,
+            )
+        message = f"You do not lead the team {team}: its leads and administrators change its credentials."
+        raise refuse(message, "foreign_team", 403)
 
     async def reseal(self, caller: Caller) -> Resealed:
         """Seal all with the first key of the file: the others are not needed any more then."""
@@ -88,7 +125,7 @@ class CredentialService:
         except SecretsLocked as locked:
             log.warning("Jobs of team %s do not start: %s", team, locked)
             raise busy(f"The job's credentials cannot be read now: {locked}", "credentials_locked", 503, 10.0) from None
-        # A credential of the team itself comes before one of all teams: Git takes the first that fits.
+        # A token of the team itself comes before one of all teams for the same server: Git takes the first that fits.
         result = sorted(result, key=lambda one: (not one[0].team, one[0].name))
         files = {one.name: values.get("content", "") for one, values in result if one.kind == FILE}
         if lines := [_git_line(values) for one, values in result if one.kind == GIT]:
@@ -137,8 +174,8 @@ def _shown(stored: StoredCredential) -> Credential:
     )
 
 
-def _decision(caller: Caller, name: str, message: str) -> NewDecision:
-    return NewDecision("credential", None, None, caller.name, "credential", message, {"credential": name})
+def _decision(caller: Caller, name: str, team: str, message: str) -> NewDecision:
+    return NewDecision("credential", None, team or None, caller.name, "credential", message, {"credential": name})
 
 
 def _only_administrators(caller: Caller) -> None:
@@ -147,4 +184,4 @@ def _only_administrators(caller: Caller) -> None:
 
 
 def _forbidden() -> MakewayError:
-    return refuse("Only administrators see and change credentials.", "forbidden", 403)
+    return refuse("Only administrators seal all credentials anew.", "forbidden", 403)

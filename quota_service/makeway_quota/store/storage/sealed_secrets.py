@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
-from sqlalchemy import delete, insert, select, update
+from makeway_api.quantities import listed
+from sqlalchemy import ColumnElement, and_, delete, insert, select, update
 
 from .. import rows, writes
 from ..database.database import Database
@@ -33,7 +34,7 @@ class SecretsLocked(Exception):
 
 
 class CredentialNameTaken(Exception):
-    """Another credential has the name; the sentence says of what kind and team it is."""
+    """Another credential has the name; the sentence says of what kind it is, or of which teams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +105,14 @@ class SealedSecrets:
         self._database = database
 
     def list(self) -> list[StoredCredential]:
-        """Return all credentials by name, without their values."""
-        query = select(S.name, S.kind, S.team, S.updated_at, S.updated_by).order_by(S.name)
+        """Return all credentials by name, those of all teams first, without their values."""
+        query = select(S.name, S.kind, S.team, S.updated_at, S.updated_by).order_by(S.name, S.team)
         with self._database.read() as connection:
             return [StoredCredential(*row) for row in connection.execute(query)]
 
     def cloud(self, keys: SecretKeys, deployment: str) -> dict[str, str]:
         """Return what the provider of a deployment logs in with; empty where nothing is set."""
-        query = select(sealed_secrets).where(S.kind == CLOUD, S.name == rows.clean(deployment))
+        query = select(sealed_secrets).where(S.kind == CLOUD, S.team == "", S.name == rows.clean(deployment))
         with self._database.read() as connection:
             row = connection.execute(query).one_or_none()
         return {} if row is None else _opened(keys.fernet(), row)
@@ -121,32 +122,42 @@ class SealedSecrets:
         return {one.name: one.updated_at for one in self.list() if one.kind == CLOUD}
 
     def write(
-        self, saved: StoredCredential, values: Mapping[str, str], keys: SecretKeys, decision: NewDecision
+        self,
+        saved: StoredCredential,
+        values: Mapping[str, str],
+        keys: SecretKeys,
+        decision: NewDecision,
+        alone: bool = False,
     ) -> None:
-        """Seal the values and keep them in place of those before, and log the `decision`.
+        """Seal the values, keep them in place of those of the same team and name, and log the `decision`.
 
-        CredentialNameTaken where those before are of another kind or team: who replaces a value names both.
+        CredentialNameTaken where those before are of another kind, or, with `alone`, where any team has the name.
         """
         token = keys.fernet(make=True).encrypt(json.dumps(dict(values)).encode()).decode()
+        team = str(rows.clean(saved.team))
         fields = {
             "kind": saved.kind,
-            "team": rows.clean(saved.team),
+            "team": team,
             "sealed": token,
             "updated_at": saved.updated_at,
             "updated_by": rows.clean(saved.updated_by),
         }
         with self._database.write(durable=True) as connection:
-            before = connection.execute(select(S.kind, S.team).where(S.name == saved.name)).one_or_none()
-            if before is not None and tuple(before) != (saved.kind, fields["team"]):
-                raise CredentialNameTaken(_other(saved.name, *before))
-            if not connection.execute(update(sealed_secrets).where(S.name == saved.name).values(fields)).rowcount:
+            named = connection.execute(select(S.team, S.kind).where(S.name == saved.name).order_by(S.team)).all()
+            kinds = {row.team: row.kind for row in named}
+            if alone and (teams := [team for team in kinds if team]):
+                raise CredentialNameTaken(_of_teams(saved.name, teams))
+            if (kind := kinds.get(team)) is not None and kind != saved.kind:
+                raise CredentialNameTaken(_of_other_kind(saved.name, kind, team))
+            its = _row_of(team, saved.name)
+            if not connection.execute(update(sealed_secrets).where(its).values(fields)).rowcount:
                 connection.execute(insert(sealed_secrets), {"name": saved.name, **fields})
             writes.log(connection, (), [decision], saved.updated_at)
 
-    def delete(self, name: str, now: float, decision: NewDecision) -> bool:
-        """Remove a credential and log the `decision`; False where there is none."""
+    def delete(self, team: str, name: str, now: float, decision: NewDecision) -> bool:
+        """Remove a credential of a team ("": of all teams) and log the `decision`; False where there is none."""
         with self._database.write(durable=True) as connection:
-            if not connection.execute(delete(sealed_secrets).where(S.name == rows.clean(name))).rowcount:
+            if not connection.execute(delete(sealed_secrets).where(_row_of(team, name))).rowcount:
                 return False
             writes.log(connection, (), [decision], now)
         return True
@@ -155,33 +166,49 @@ class SealedSecrets:
         """Seal everything with the first key, so that the others may be removed; return how many there are."""
         fernet = keys.fernet()
         with self._database.write(durable=True) as connection:
-            result = connection.execute(select(S.name, S.sealed)).all()
-            for name, token in result:
-                connection.execute(
-                    update(sealed_secrets).where(S.name == name).values(sealed=_rotated(fernet, name, token))
-                )
+            result = connection.execute(select(S.team, S.name, S.sealed)).all()
+            for team, name, token in result:
+                new = _rotated(fernet, name, team, token)
+                connection.execute(update(sealed_secrets).where(_row_of(team, name)).values(sealed=new))
         return len(result)
 
     def opened(self, keys: SecretKeys, kinds: Iterable[str], team: str) -> Sequence[OpenedCredential]:
-        """Return the credentials of these kinds that a team, or every team, has, each with its values, by name."""
+        """Return the credentials of these kinds that the jobs of a team get, each with its values, by name.
+
+        A name of the team itself hides that of all teams, which is not even opened.
+        """
         query = select(sealed_secrets).where(S.kind.in_(list(kinds)), S.team.in_(["", rows.clean(team)]))
         with self._database.read() as connection:
-            result = connection.execute(query.order_by(S.name)).all()
+            result = {row.name: row for row in connection.execute(query.order_by(S.name, S.team))}
         if not result:
             return []
         fernet = keys.fernet()
-        return [(_stored(row), _opened(fernet, row)) for row in result]
+        return [(_stored(row), _opened(fernet, row)) for row in result.values()]
 
 
 def _stored(row: Any) -> StoredCredential:
     return StoredCredential(row.name, row.kind, row.team, row.updated_at, row.updated_by)
 
 
-def _other(name: str, kind: str, team: str) -> str:
-    whose = "" if kind == CLOUD else f" of team {team}" if team else " of all teams"
+def _full_name(name: str, team: str) -> str:
+    return f"{name} of team {team}" if team else name
+
+
+def _row_of(team: str, name: str) -> ColumnElement[bool]:
+    return and_(S.team == rows.clean(team), S.name == rows.clean(name))
+
+
+def _of_other_kind(name: str, kind: str, team: str) -> str:
     return (
-        f"The credential {name} is of the kind {kind}{whose}: name these to replace its value, delete it first, "
-        "or give this one another name, as each name is there once for all teams."
+        f"The credential {_full_name(name, team)} is of the kind {kind}: name this kind to replace its value, delete "
+        "it first, or give this one another name."
+    )
+
+
+def _of_teams(name: str, teams: Sequence[str]) -> str:
+    return (
+        f"There is a credential {name} of {listed(teams)}: name the team whose value this is (--team), or say that it "
+        "is for the jobs of all teams (--all-teams)."
     )
 
 
@@ -189,12 +216,16 @@ def _opened(fernet: MultiFernet, row: Any) -> dict[str, str]:
     try:
         values: dict[str, str] = json.loads(fernet.decrypt(row.sealed.encode()))
     except InvalidToken:
-        raise SecretsLocked(f"No key of the file opens the credential {row.name}: set it again.") from None
+        raise SecretsLocked(
+            f"No key of the file opens the credential {_full_name(row.name, row.team)}: set it again."
+        ) from None
     return values
 
 
-def _rotated(fernet: MultiFernet, name: str, token: str) -> str:
+def _rotated(fernet: MultiFernet, name: str, team: str, token: str) -> str:
     try:
         return fernet.rotate(token.encode()).decode()
     except InvalidToken:
-        raise SecretsLocked(f"No key of the file opens the credential {name}: set it again.") from None
+        raise SecretsLocked(
+            f"No key of the file opens the credential {_full_name(name, team)}: set it again."
+        ) from None

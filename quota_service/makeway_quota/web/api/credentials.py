@@ -1,38 +1,42 @@
-"""Serve credentials of jobs: list, set and delete them; no answer has their values."""
+"""Serve credentials of jobs: list, set and delete them; no answer has their values, or names of a foreign team."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Query, Response
 from makeway_api.models import CREDENTIAL_NAME, Credential, CredentialRequest, Resealed
 
-from ..dependencies import Admin, AdminByToken, TheServices
+from ..dependencies import AdminByToken, ManagerByToken, Reader, TheServices
 from ..server.problems import declared
 
 router = APIRouter(prefix="/credentials", tags=["credentials"], responses=declared())
 
 Name = Annotated[str, Path(pattern=CREDENTIAL_NAME, description="its name; of a file, its name in jobs")]
+Team = Annotated[
+    str | None,
+    Query(max_length=200, description="of which team; empty: of all teams; without it, the only one of its name"),
+]
 
 
 @router.get("", operation_id="credentials", response_model=list[Credential])
-async def credentials(caller: Admin, services: TheServices) -> list[Credential]:
-    """Return all credentials by name, without their values."""
+async def credentials(caller: Reader, services: TheServices) -> list[Credential]:
+    """Return the credentials of the caller's teams, to administrators all, without their values."""
     return await services.credentials.every(caller)
 
 
 @router.put(
     "/{name}", operation_id="credential_save", response_model=Credential, responses=declared(409, 413, 415, 422)
 )
-async def save(caller: AdminByToken, services: TheServices, name: Name, request: CredentialRequest) -> Credential:
-    """Keep a credential in place of the one with its name. Jobs get it as a file from their next attempt on."""
+async def save(caller: ManagerByToken, services: TheServices, name: Name, request: CredentialRequest) -> Credential:
+    """Keep a credential in place of the one of its team and name. Jobs get it as a file from their next attempt on."""
     return await services.credentials.save(caller, name, request)
 
 
-@router.delete("/{name}", operation_id="credential_delete", status_code=204, responses=declared(404))
-async def delete(caller: AdminByToken, services: TheServices, name: Name) -> Response:
+@router.delete("/{name}", operation_id="credential_delete", status_code=204, responses=declared(404, 409))
+async def delete(caller: ManagerByToken, services: TheServices, name: Name, team: Team = None) -> Response:
     """Remove a credential; attempts that run keep theirs until they end."""
-    await services.credentials.delete(caller, name)
+    await services.credentials.delete(caller, name, team)
     return Response(status_code=204)
 
 

@@ -1,6 +1,7 @@
 """Credentials in the browser: their names, kinds and uses, and a form that adds, rotates and deletes; write-only.
 
-No answer has a value, not even that with what is wrong with it: it has to be typed again. For administrators.
+No answer has a value, not even that with what is wrong with it: it has to be typed again. Administrators see all;
+others see those of their teams, and change those of the teams that they lead.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ....policy.quantities import SLUG_RULE
 from ....services import Services
 from ....services.refusals import refuse
 from ...dependencies import TheServices
-from ...login.auth import Authenticator, Visitor, may, refusal
+from ...login.auth import Authenticator, Visitor
 from ...login.confirmations import confirmation, confirms
 from ...settings import WebSettings
 from ..access import PageVisitor
@@ -45,7 +46,10 @@ AGAIN = "The value was not kept: enter it again."
 
 @dataclass(frozen=True, slots=True)
 class CredentialForm:
-    """What is typed, without the value. `replaces`: the name of the credential that is rotated, "" for a new one."""
+    """What is typed, without the value. `replaces`: the name of the credential that is rotated, "" for a new one.
+
+    One that is rotated keeps its team.
+    """
 
     name: str = ""
     kind: CredentialKind = "git"
@@ -61,16 +65,18 @@ async def credentials_page(
     visitor: PageVisitor,
     services: TheServices,
     rotate: Annotated[str, Query(max_length=63)] = "",
+    team: Annotated[str, Query(max_length=200)] = "",
     done: Annotated[str, Query(max_length=63)] = "",
     deleted: Annotated[str, Query(max_length=63)] = "",
 ) -> Response:
-    """Show all credentials without their values; with `rotate`, the form that replaces the value of one."""
-    _only_administrators(visitor)
-    found = next((one for one in await services.credentials.every(visitor.caller) if one.name == rotate), None)
+    """Show the visitor's credentials without their values; with `rotate`, the form that replaces the value of one."""
+    found = await _stored(services, visitor, team, rotate)
     form = CredentialForm()
     if found is not None:
         form = CredentialForm(found.name, _kind(found.kind), found.team, replaces=found.name)
-    notice = f"{done} is set." if done else f"{deleted} is deleted." if deleted else None
+    whose = f" of {services.context.title(team)}" if team else ""
+    notice = f"{done}{whose} is set." if done else f"{deleted}{whose} is deleted." if deleted else None
+    notice = notice if services.credentials.may_change(visitor.caller, team) else None
     return await _page(request, visitor, services, form, notice=notice)
 
 
@@ -88,7 +94,6 @@ async def save(
     replaces: Annotated[str, Form(max_length=63)] = "",
 ) -> Response:
     """Add a credential, or replace the value of the one that was opened to be rotated."""
-    _only_administrators(visitor)
     form = CredentialForm(name.strip()[:200], kind, team, host.strip(), user.strip(), replaces)
     text = value.get_secret_value().replace("\r\n", "\n")
     try:
@@ -98,7 +103,7 @@ async def save(
     except MakewayError as error:
         problem = f"{error.message} {AGAIN}" if text.strip() else error.message
         return await _page(request, visitor, services, form, status=error.status, problem=problem)
-    return _redirect(request, done=form.name)
+    return _redirect(request, team, done=form.name)
 
 
 @router.post("/credentials/{name}/delete")
@@ -107,33 +112,46 @@ async def delete(
     name: str,
     visitor: PageVisitor,
     services: TheServices,
+    team: Annotated[str, Form(max_length=200)] = "",
     confirmed: Annotated[str, Form(alias="confirmation", max_length=2000)] = "",
 ) -> Response:
     """Delete a credential; one that is in use by the second press, on the page that says what uses it."""
-    _only_administrators(visitor)
-    found = next((one for one in await services.credentials.every(visitor.caller) if one.name == name), None)
-    if found is not None and (use := await _use(services, visitor, found)):
+    found = await _stored(services, visitor, team, name)
+    if (
+        found is not None
+        and services.credentials.may_change(visitor.caller, team)
+        and (use := await _use(services, visitor, found))
+    ):
         signer = _signer(request)
-        subject = f"delete credential {name} of {found.updated_at.isoformat()}"
+        subject = f"delete credential {name} of {team or 'all teams'} of {found.updated_at.isoformat()}"
         if not confirms(signer, visitor, confirmed, subject, 0):
             token = confirmation(signer, visitor, subject, 0)
-            asks = {"name": name, "use": use, "token": token, "cloud": found.kind == "cloud"}
+            asks = {"name": name, "team": team, "use": use, "token": token, "cloud": found.kind == "cloud"}
             return await _page(request, visitor, services, CredentialForm(), asks=asks)
-    await services.credentials.delete(visitor.caller, name)
-    return _redirect(request, deleted=name)
+    await services.credentials.delete(visitor.caller, name, team)
+    return _redirect(request, team, deleted=name)
+
+
+async def _stored(services: Services, visitor: Visitor, team: str, name: str) -> Credential | None:
+    every = await services.credentials.every(visitor.caller)
+    return next((one for one in every if (one.team, one.name) == (team, name)), None)
 
 
 async def _check(services: Services, visitor: Visitor, form: CredentialForm, text: str) -> None:
     """Refuse what the command and the API refuse, and a name that would replace another credential unseen."""
+    services.credentials.check_rights(visitor.caller, form.team)
     if not NAME.fullmatch(form.name):
         raise _invalid(BAD_NAME)
     if not text.strip():
         raise _invalid("There is no value.")
     if len(text) > MAX_VALUE:
         raise _invalid(f"The value has more than {MAX_VALUE:,} characters.")
-    known = {one.name for one in await services.credentials.every(visitor.caller)}
-    if form.name in known and form.name != form.replaces:
-        message = f"There is a credential {form.name} already: rotate it in the list, or use another name."
+    there = await _stored(services, visitor, form.team, form.name)
+    whose = f" of {services.context.title(form.team)}" if form.team else ""
+    if form.replaces and there is None:
+        raise refuse(f"There is no credential {form.name}{whose} any more: add it anew.", "other_credential", 409)
+    if there is not None and form.name != form.replaces:
+        message = f"There is a credential {form.name}{whose} already: rotate it in the list, or use another name."
         raise refuse(message, "other_credential", 409)
 
 
@@ -166,17 +184,28 @@ async def _use(services: Services, visitor: Visitor, one: Credential) -> str:
 async def _page(
     request: Request, visitor: Visitor, services: Services, form: CredentialForm, status: int = 200, **values: Any
 ) -> Response:
-    credentials = await services.credentials.every(visitor.caller)
-    deployments = {one.name for one in await services.deployments.every(visitor.caller)}
+    caller, credentials = visitor.caller, services.credentials
+    whole = credentials.may_change(caller, "")
+    deployments = {one.name for one in await services.deployments.every(caller)} if whole else set()
     teams = {policy.name: policy.label for policy in services.context.document.policies}
     known: dict[str, Any] = {"problem": None, "notice": None, "asks": None} | values
-    shown = {"credentials": credentials, "deployments": deployments, "teams": teams, "kinds": KINDS, "form": form}
+    shown = {
+        "credentials": await credentials.every(caller),
+        "deployments": deployments,
+        "teams": teams,
+        "own_teams": {name: title for name, title in teams.items() if credentials.may_change(caller, name)},
+        "whole": whole,
+        "kinds": {kind: words for kind, words in KINDS.items() if whole or kind != "cloud"},
+        "form": form,
+    }
     return await page(request, "credentials.html", visitor, status=status, **shown, **known)
 
 
-def _redirect(request: Request, **notice: str) -> Response:
+def _redirect(request: Request, team: str, **notice: str) -> Response:
     settings: WebSettings = request.app.state.settings
-    return RedirectResponse(f"{settings.prefix}credentials?{urlencode(notice)}", status_code=303)
+    return RedirectResponse(
+        f"{settings.prefix}credentials?{urlencode({'team': team} | notice if team else notice)}", status_code=303
+    )
 
 
 def _signer(request: Request) -> Any:
@@ -190,8 +219,3 @@ def _kind(kind: str) -> CredentialKind:
 
 def _invalid(message: str) -> MakewayError:
     return refuse(message, "invalid_credential", 422)
-
-
-def _only_administrators(visitor: Visitor) -> None:
-    if not may(visitor.caller, "admin"):
-        raise refusal(visitor.caller, ["admin"])
