@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from api_server import ApiServer
 from makeway_quota.backends.base import NodeStatus, WorkloadPod
-from makeway_quota.backends.kubernetes.cluster.inventory import KubernetesInventory
+from makeway_quota.backends.kubernetes.cluster.inventory import VANISHED_SECONDS, KubernetesInventory
 from makeway_quota.backends.kubernetes.cluster.nodes import NodeSelector, project_node
 from makeway_quota.control.world.pool_assignment import PoolAssignment
 from makeway_quota.control.world.workload_pods import WorkloadPods
@@ -74,12 +74,47 @@ async def test_a_node_stays_in_its_pool_while_its_device_plugin_restarts() -> No
     server.lists = {"/api/v1/nodes": [node(**{"nvidia.com/gpu": "0", slices: "7"})], "/api/v1/pods": []}
     inventory = KubernetesInventory(server, [NodeSelector("whole", "nvidia.com/gpu"), NodeSelector("slices", slices)])
     await inventory.open()
-    for many, pool in ((7, "slices"), (0, "slices"), (7, "slices")):
+    for many in (7, 0, 7):
         inventory.nodes.objects["n0"] = project_node(node(**{"nvidia.com/gpu": "0", slices: str(many)}))
         inventory._unread.add("n0")
         result = inventory.node_statuses()["n0"]
-        assert (result.pool, len(result.devices)) == (pool, many)
+        assert (result.pool, len(result.devices)) == ("slices", 7)
     inventory.nodes.objects["n0"] = project_node(node(**{"nvidia.com/gpu": "1", slices: "0"}))
     inventory._unread.add("n0")
     assert inventory.node_statuses()["n0"].pool == "whole", "its GPUs are whole again"
+    await inventory.close()
+
+
+@pytest.mark.covers("F82")
+async def test_gpus_that_a_node_does_not_offer_for_a_moment_count_as_before() -> None:
+    """A restart of the device plugin or of the kubelet: what is nominated there is not looked for elsewhere."""
+    server, now = ApiServer(), 1000.0
+    server.lists = {"/api/v1/nodes": [node()], "/api/v1/pods": []}
+    inventory = KubernetesInventory(server, [NodeSelector("gpu", "nvidia.com/gpu")], clock=lambda: now)
+    await inventory.open()
+
+    def devices(many: str | None = None, uid: str = "n") -> int:
+        """Return how many GPUs the node is shown with; `many`: how many it says from now on."""
+        if many is not None:
+            item = node(**{"nvidia.com/gpu": many})
+            item["metadata"]["uid"] = uid
+            inventory.nodes.objects["n0"] = project_node(item)
+            inventory._unread.add("n0")
+        return len(inventory.node_statuses()["n0"].devices)
+
+    assert devices() == 8
+    assert devices("7") == 7, "one is broken"
+    assert devices("0") == 7
+    now += VANISHED_SECONDS - 1.0
+    assert (devices(), devices("0")) == (7, 7), "whatever else is new of the node"
+    now += 1.0
+    assert devices() == 0, "without any news of the node"
+    assert devices("0") == 0
+    assert devices("8") == 8
+    assert devices("0") == 8
+    assert devices("0", uid="another") == 0, "it is another machine of the same name"
+    devices("8")
+    devices("0")
+    now -= 10.0
+    assert devices() == 0, "the clock was set back"
     await inventory.close()

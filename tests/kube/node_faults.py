@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -46,15 +47,31 @@ async def restart_kubelet(serving: Serving, node: Node) -> None:
     await offers_all(serving, node, many)
 
 
-async def restart_device_plugin(serving: Serving, node: Node) -> None:
-    """Kill the device plugin: until it has registered again the node offers no GPU, whatever its pods hold."""
+async def restart_device_plugin(
+    serving: Serving, node: Node, again_until: Callable[[], Awaitable[bool]] | None = None
+) -> None:
+    """Kill the device plugin: until it has registered again the node offers no GPU, whatever its pods hold.
+
+    With `again_until` it is killed again whenever it is back, until that is true, for five seconds at most.
+    """
     registered, many = node.log("device-plugin").count("registered"), allocatable(serving, node)
-    plugins = [pid for pid in processes.marked(node.folder) if "makeway_device_plugin" in words(pid)]
-    assert plugins
-    for pid in plugins:
-        os.kill(pid, signal.SIGKILL)
+    assert kill_device_plugin(node)
+    end = time.monotonic() + 5.0
+    while again_until is not None and time.monotonic() < end and not await again_until():
+        kill_device_plugin(node)
+        registered = node.log("device-plugin").count("registered")
+        await asyncio.sleep(0.05)
     await until(lambda: node.log("device-plugin").count("registered") > registered, "the plugin registered again")
     await offers_all(serving, node, many)
+
+
+def kill_device_plugin(node: Node) -> bool:
+    """Kill the device plugin; return whether it ran."""
+    plugins = [pid for pid in processes.marked(node.folder) if "makeway_device_plugin" in words(pid)]
+    for pid in plugins:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(plugins)
 
 
 async def drain(serving: Serving, node: Node) -> None:

@@ -209,3 +209,26 @@ async def test_a_job_that_is_refused_for_ever_does_not_keep_the_gpus_from_others
     rows = await result.rows()
     assert rows["d"].attempt - before <= 3, "each try after that gives its GPUs back at once"
     await result.stop()
+
+
+@pytest.mark.covers("N33", "F20")
+@pytest.mark.parametrize("at", [0.5, 2.0, 3.95])
+@pytest.mark.parametrize(("seconds", "told_after"), [(1.0, 0.1), (8.0, 0.1), (8.0, 3.0), (20.0, 0.1)])
+async def test_a_device_plugin_that_restarts_while_a_victim_saves_costs_no_second_one(
+    tmp_path: Path, at: float, seconds: float, told_after: float
+) -> None:
+    result = await site(tmp_path, {"n1": 1, "n2": 1})
+    for number in range(2):
+        result.cluster.habits[f"r{number}"] = Habits(saves=4.0)
+        result.submit(f"r{number}", "rnd")
+        await result.run(1.0)
+    result.submit("d", "devops")
+    await result.run(at)
+    (victim,) = [row for row in (await result.rows()).values() if row.state == "checkpointing"]
+    node = victim.placement[0].node
+    result.cluster.lose_plugin(node, seconds, told_after)
+    await result.run(seconds + 25.0)
+    rows = await result.rows()
+    assert (rows["d"].state, await preemptions(result)) == ("running", 1), rows["d"].reason_message
+    assert rows["d"].placement[0].node == node
+    await result.stop()

@@ -43,6 +43,10 @@ DEVICES_SECONDS = 10.0
 HELD = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """The field selector of the pods that hold resources of a node."""
 
+VANISHED_SECONDS = 60.0
+"""Seconds for which a node that offers no GPU any more counts as before: while its device plugin or its kubelet
+restarts, it offers none, and what is nominated there would go elsewhere, for which others would be evicted."""
+
 USUAL_PODS = 110
 """How many pods a node runs that does not say it, as the kubelet's default has it."""
 
@@ -71,6 +75,8 @@ class KubernetesInventory:
         """pods that changed and could not be counted"""
         self._down_since: dict[str, float] = {}
         """since when nodes are not ready of which Kubernetes does not say it"""
+        self._offered: dict[tuple[str, str], tuple[str, int, float | None]] = {}
+        """by node and resource: the node's UID, how many devices it offered last, and since when it offers none"""
         self._selectors = tuple(selectors)
         share = partial(project_share, instance=instance, namespace=namespace)
         self.nodes: Informer[ClusterNode] = Informer(client, "/api/v1/nodes", project_node, wake=wake, timing=timing)
@@ -141,7 +147,7 @@ class KubernetesInventory:
 
     def node_statuses(self) -> Mapping[str, NodeStatus]:
         """Return the nodes by name as they are now; those in no pool have the pool "" and no devices."""
-        changed = self.nodes.take() | self._unread
+        changed = self.nodes.take() | self._unread | self._vanished_for_good()
         pods, self._uncounted, self._unread = self.pods.take() | self._uncounted, set(), set()
         for key in sorted(pods):
             if not self._is_done(COUNTING, "pod", key, partial(self._count, key, changed)):
@@ -184,12 +190,43 @@ class KubernetesInventory:
         if (node := self.nodes.objects.get(name)) is not None:
             before = self._statuses[name].pools if name in self._statuses else ()
             devices = self.devices.on(name, resources_of(node, self._selectors))
-            node = with_devices(self._dated(node), devices.offered)
+            node = with_devices(self._with_vanished(self._dated(node)), devices.offered)
             shares, claimed = self._with_claims(self._shares(name), devices.held)
             self._statuses[name] = _node_status(node, self._selectors, shares, before, claimed)
         else:
             self._statuses.pop(name, None)
             self._down_since.pop(name, None)
+            self._offered = {key: last for key, last in self._offered.items() if key[0] != name}
+
+    def _with_vanished(self, node: ClusterNode) -> ClusterNode:
+        """Return a node with the devices of device plugins that it offered last, where it offers none for a moment.
+
+        Where it offers more of others, its GPUs were divided anew: what it offered before does not come back.
+        """
+        now, more = self._clock(), dict[str, int]()
+        offered = {resource: node.allocatable.get(resource, 0) for resource in resources_of(node, self._selectors)}
+        known = {resource: self._offered.get((node.name, resource), ("", 0, None)) for resource in offered}
+        divided = any(many > known[resource][1] for resource, many in offered.items())
+        for resource, many in offered.items():
+            key, (uid, before, since) = (node.name, resource), known[resource]
+            since = now if since is None else since
+            if many:
+                self._offered[key] = node.uid, many, None
+            elif before and uid == node.uid and 0.0 <= now - since < VANISHED_SECONDS and not divided:
+                self._offered[key] = uid, before, since
+                more[resource] = before
+            else:
+                self._offered.pop(key, None)
+        return replace(node, allocatable={**node.allocatable, **more}) if more else node
+
+    def _vanished_for_good(self) -> set[str]:
+        """Return the nodes that have offered none of some devices for so long that they have none."""
+        now = self._clock()
+        return {
+            node
+            for (node, _), (_, _, since) in self._offered.items()
+            if since is not None and not 0.0 <= now - since < VANISHED_SECONDS
+        }
 
     def _with_claims(
         self, shares: Sequence[PodShare], held: Sequence[HeldDevice]
