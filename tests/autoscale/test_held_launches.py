@@ -102,7 +102,7 @@ def test_the_rooms_of_machines_are_reckoned_anew_only_where_some_is_taken(
         return room_without(room, work)
 
     monkeypatch.setattr(releases, "room_without", counted)
-    tried = releases.Releases(rows, {GPU_TYPE.name: GPU_TYPE}, demand, {GPU_TYPE.name: BOOT + 6.0}, START)
+    tried = releases.Releases([(row, GPU_TYPE) for row in rows], demand, {GPU_TYPE.name: BOOT + 6.0}, START)
     assert sum(tried.take(work, 1, GPU_TYPE.name) is not None for work in pending) == held
     assert len(made) <= 8 * len(rows), "and not for each machine and workload"
 

@@ -5,8 +5,9 @@ The service makes it from the engine's plan; the amounts are the engine's: milli
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 
@@ -61,7 +62,7 @@ class PlacedWork(NamedTuple):
         return self.notice == "give_back"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MachineDemand:
     """The work of one cycle. `pending` is in the order of rights.
 
@@ -70,7 +71,7 @@ class MachineDemand:
     what holds the room of machines, and `submitted`: when pending work was, both only where a step asks for them.
     `sizes`: CPU and memory of machines, where they report them. `devices`: the milli-GPUs that work may hold of each
     device of machines that take work, where that is known. `restartable`: the machines whose jobs would all start
-    elsewhere at once, as the engine was asked.
+    elsewhere at once, as the engine was asked. `open_machines`: those on which the cycle could start work.
     """
 
     pending: tuple[PendingWork, ...] = ()
@@ -82,14 +83,23 @@ class MachineDemand:
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     devices: Mapping[str, Mapping[int, int]] | None = None
     restartable: frozenset[str] = frozenset()
+    open_machines: frozenset[str] = frozenset()
 
     def used(self, machine: str) -> bool:
         """Whether work has a row on a machine, or is about to."""
         return self.busy.get(machine, 0) > 0 or machine in self.nominated
 
-    def on(self, machine: str) -> tuple[PlacedWork, ...]:
+    def on(self, machine: str) -> Sequence[PlacedWork]:
         """Return what holds room of a machine."""
-        return tuple(one for one in self.placed if one.machine == machine)
+        return self.by_machine.get(machine, ())
+
+    @cached_property
+    def by_machine(self) -> Mapping[str, Sequence[PlacedWork]]:
+        """What holds room of each machine that has work."""
+        result: dict[str, list[PlacedWork]] = {}
+        for one in self.placed:
+            result.setdefault(one.machine, []).append(one)
+        return result
 
     def waits_for(self, pool: str) -> bool:
         """Whether work waits that a machine of a pool could run, or is about to start in it."""

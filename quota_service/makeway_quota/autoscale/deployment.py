@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from math import inf
 from typing import Literal
 from zoneinfo import ZoneInfo
 
@@ -130,6 +131,8 @@ class Deployment:
     request_timeout: float = 120.0
     lost_after: float = 120.0
     visibility: float = 300.0
+    priority: int = 0
+    """before others that launch for the same pools where it is higher"""
     moves: MoveRules | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     """what the provider needs besides, such as a region"""
@@ -156,6 +159,27 @@ class Deployment:
     def type(self, name: str) -> MachineType | None:
         """Return a machine type, None if the document does not name it any more."""
         return next((one for one in self.types if one.name == name), None)
+
+    @property
+    def pools(self) -> frozenset[str]:
+        """Return the pools that it launches machines for."""
+        return frozenset(machine_type.pool for machine_type in self.types)
+
+    @property
+    def preference(self) -> tuple[int, float, str]:
+        """Return by what deployments for one pool are sorted, the preferred ones first.
+
+        That is `priority`, then the price of a GPU (of a machine, where none has GPUs) of its cheapest type, and last
+        the name. A price that is not known comes after all others.
+        """
+        types = [machine_type for machine_type in self.types if machine_type.gpus] or self.types
+        known = [
+            (machine_type.price_in(market), max(1, machine_type.gpus))
+            for machine_type in types
+            for market in machine_type.markets()
+        ]
+        prices = [price / gpus for price, gpus in known if price is not None]
+        return -self.priority, min(prices, default=inf), self.name
 
     def types_of(self, pool: str) -> tuple[MachineType, ...]:
         """Return the machine types of a pool, the preferred ones first."""

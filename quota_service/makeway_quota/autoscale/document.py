@@ -244,6 +244,11 @@ class DeploymentTable(Table):
     visibility: Seconds = Field(
         300.0, description="Seconds for which the provider's lists may be without a new machine"
     )
+    priority: Annotated[int, count("steps", 1000)] = Field(
+        0,
+        description="Of deployments for one pool that with the higher number launches first, then the one whose "
+        "cheapest GPU costs less",
+    )
     moves: MovesTable | None = Field(
         None,
         description="Move preemptible jobs to other machines, so that the least used one is given back, such as "

@@ -17,6 +17,7 @@ from .demand import MachineDemand, PendingWork
 from .deployment import Deployment, MachineType
 from .machine import CANCELLABLE, Machine
 from .placement.rooms import fits_on
+from .placement.shared_pools import OtherDeployment
 from .sizing import LaunchRefusal, size
 from .step import MachineRows
 
@@ -99,25 +100,28 @@ def outlook(
     now: float,
     *,
     deleting: bool = False,
+    others: Sequence[OtherDeployment] = (),
 ) -> Prospect | WouldLaunch | None:
     """Return what the last workload of the demand can expect of a step that is made now; nothing is launched.
 
-    None where no type is for it. `boots` as for `prospects`.
+    None where no type is for it, or only other deployments have room for it. `boots` as for `prospects`.
     """
     asked = demand.pending[-1]
     sized = replace(deployment, paused=True) if deleting else deployment
     money = count_money(deployment, rows.machines, rows.closed, now)
-    sizing = size(sized, rows.machines, demand, rows.backoffs, money, now, boots)
+    sizing = size(sized, rows.machines, demand, rows.backoffs, money, now, boots, others)
+    shared = tuple(row for one in others for row in one.machines)
     places = sizing.served.get(asked.workload, ())
     existing = tuple(one for one in places if isinstance(one, str))
     launches = [sizing.launches[one] for one in places if isinstance(one, int)]
     if not launches:
         served = {asked.workload: existing} if existing else {}
         decision = WaitingDecision(served, sizing.unserved, sizing.refusals)
-        told = prospects(deployment, rows.machines, decision, money, boots, now, deleting=deleting)
+        told = prospects(deployment, rows.machines, decision, money, boots, now, deleting=deleting, shared=shared)
         return told.get(asked.workload)
     live = {row.id: row for row in rows.machines if not row.finished}
-    known = [*(one.price for one in launches), *(live[name].price for name in existing)]
+    there = {row.id: row for row in shared} | live
+    known = [*(one.price for one in launches), *(there[name].price for name in existing)]
     prices = [price for price in known if price is not None]
     took = [boots[one.type] for one in launches if one.type in boots]
     return WouldLaunch(
@@ -139,30 +143,34 @@ def prospects(
     now: float,
     *,
     deleting: bool = False,
+    shared: Iterable[Machine] = (),
 ) -> dict[str, Prospect]:
     """Return what is known of each pending workload, by id. `boots`: how long a boot takes, by type, where known.
 
-    Workloads of one shape without a machine share one prospect, but for those whose room will be free soon. Work that
-    no type is for is left out.
+    `shared`: machines of other deployments that the decision counted; work that only they are for is left out, as its
+    prospects are those of the others. Workloads of one shape without a machine share one prospect, but for those whose
+    room will be free soon. Work that no type is for is left out.
     """
     rows = {row.id: row for row in machines if not row.finished}
     counts = _Counts(deployment, rows)
     result: dict[str, Prospect] = {}
+    every = {row.id: row for row in shared if not row.finished} | rows
     for id, names in decision.served.items():
-        own = [rows[name] for name in names if name in rows]
-        if len(own) == len(names) and all(map(_comes, own)):
+        own = [every[name] for name in names if name in every]
+        mine = any(name in rows for name in names)
+        if mine and len(own) == len(names) and all(map(_comes, own)):
             result[id] = _coming(own, deployment, counts, boots, now)
     refused: dict[str, list[LaunchRefusal]] = {}
     for one in decision.refusals:
         refused.setdefault(one.workload, []).append(one)
-    shared: dict[tuple[object, ...], Prospect | None] = {}
+    alike: dict[tuple[object, ...], Prospect | None] = {}
     causes = _Causes(deployment, rows, money, deleting, Counter(row.type for row in rows.values()))
     for work in decision.unserved:
         own_refusals = refused.get(work.workload, ())
         key = work.shape, any(one.code == "soon_free" for one in own_refusals)
-        if key not in shared:
-            shared[key] = _not_coming(work, own_refusals, counts, causes)
-        prospect = shared[key]
+        if key not in alike:
+            alike[key] = _not_coming(work, own_refusals, counts, causes)
+        prospect = alike[key]
         if prospect is not None:
             result[work.workload] = prospect
     return result
@@ -216,7 +224,8 @@ def _coming(
 ) -> Coming:
     prices = [row.price for row in own if row.price is not None]
     starting = [row for row in own if row.starting]
-    ends = [row.requested_at + boots[row.type] for row in starting if row.type in boots]
+    ours = [row for row in starting if row.deployment == deployment.name]
+    ends = [row.requested_at + boots[row.type] for row in ours if row.type in boots]
     at = max(ends) if ends and len(ends) == len(starting) else None
     late = at is not None and at <= now
     return Coming(

@@ -4,7 +4,8 @@ Each pending workload takes room once, over all types and pools: first on machin
 those that are on their way, then on those that this cycle launches, and only then on a new one of the first type that
 fits and has room. A workload whose workers do not all get room in one pool launches nothing; some of them may get it on
 machines that are ready and idle. Nothing is launched where room is certain to be free before a new machine would be
-ready. Pure; called by `step`.
+ready. Machines of other deployments for the same pools count like own ones, so that a need is served once; in which
+order deployments launch is up to the caller. Pure; called by `step`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .deployment import Deployment, MachineType
 from .machine import CANCELLABLE, Machine, Market
 from .placement.releases import Releases, room_without
 from .placement.rooms import MachineRoom, Rooms, TakenRoom, fits_on
+from .placement.shared_pools import OtherDeployment
 
 ORDER = {"ready": 0, "draining": 1, "joining": 2, "booting": 3, "requested": 4}
 """Whose room is taken first: of the machine that will be ready first"""
@@ -85,7 +87,8 @@ class _Sizer:
         shape = work.shape
         if shape in self.without_room:
             return False
-        taken = self._take(work) if work.workers == 1 else self._take_together(work)
+        launching = self.runs(work)
+        taken = self._take(work, launching) if work.workers == 1 else self._take_together(work, launching)
         if taken is None:
             return False
         if not taken:
@@ -95,6 +98,10 @@ class _Sizer:
             one.room.used = True
         self.served[work.workload] = [one.room for one in taken]
         return True
+
+    def runs(self, work: PendingWork) -> bool:
+        """Whether machines of this deployment run a workload: only some run notebooks."""
+        return self.deployment.runs_sessions or not work.session
 
     def _held(self, work: PendingWork, workers: int) -> bool:
         """Whether so many workers wait for room that is certain to be free before a new machine would be ready."""
@@ -117,16 +124,16 @@ class _Sizer:
         self._refuse(work.workload, machine_type, "soon_free", until)
         return True
 
-    def _take_together(self, work: PendingWork) -> list[TakenRoom] | None:
+    def _take_together(self, work: PendingWork, may_launch: bool) -> list[TakenRoom] | None:
         """Take room for a gang in the first pool with enough of it, else in the first that gets enough by launches."""
-        for launching in (False, True):
+        for launching in (False, True) if may_launch else (False,):
             for pool in work.pools:
                 taken = self._take(work._replace(pools=(pool,)), launching)
                 if taken is None or taken:
                     return taken
         return []
 
-    def _take(self, work: PendingWork, launching: bool = True) -> list[TakenRoom] | None:
+    def _take(self, work: PendingWork, launching: bool) -> list[TakenRoom] | None:
         """Take room for all workers, else return none; None: they wait for room that is certain to be free.
 
         Idle machines are room for a gang, but for its last worker: the engine would start it there.
@@ -190,7 +197,9 @@ class _Sizer:
 
     def keep_idle(self, machine_type: MachineType, idle: int) -> None:
         """Launch what is missing of the machines that are kept without work; `idle` of them are ready."""
-        spare = [room for room in self.rooms.all if room.type == machine_type.name and not room.used]
+        spare = [
+            room for room in self.rooms.all if room.type == machine_type.name and not room.used and not room.elsewhere
+        ]
         wanted = max(0, machine_type.idle_machines(self.now, ZoneInfo(self.deployment.timezone)) - idle)
         for room in spare[:wanted]:
             room.used = True
@@ -218,29 +227,68 @@ def size(
     money: Money,
     now: float,
     boots: Mapping[str, float] | None = None,
+    others: Sequence[OtherDeployment] = (),
 ) -> Sizing:
     """Return the launches of a cycle. `money` is the money of the machines, by `budget.count_money`.
 
     `boots`: how long a boot takes, by type, where known: without, no launch is held for room that will be free.
+    `others`: the deployments that launch for the same pools.
     """
     rows = [machine for machine in machines if not machine.finished]
-    types: Mapping[str, MachineType] = {machine_type.name: machine_type for machine_type in deployment.types}
-    coming = [row for row in rows if row.type in types and _has_room(row, demand)]
-    coming.sort(key=lambda row: (ORDER[row.state], row.id))
-    rooms = Rooms(_room(types[row.type], row, demand) for row in coming)
-    releases = Releases(rows, types, demand, boots or {}, now)
-    ready = [row for row in rows if row.type in types and row.accepts_work and _idle(row, demand)]
-    idle = Rooms(MachineRoom.of(types[row.type], row) for row in sorted(ready, key=lambda row: row.id))
+    known = [
+        _Known(deployment, row, machine_type) for row in rows if (machine_type := deployment.type(row.type)) is not None
+    ]
+    known += [
+        _Known(one.deployment, row, machine_type) for one in others for row, machine_type in one.counted(demand, now)
+    ]
+    coming = sorted((one for one in known if _has_room(one.machine, demand)), key=_Known.order)
+    rooms = Rooms(one.room(deployment, demand) for one in coming)
+    releases = Releases(
+        [(one.machine, one.type) for one in known], demand, _boots(deployment, others, boots or {}), now
+    )
+    ready = [one for one in known if one.machine.accepts_work and _idle(one.machine, demand)]
+    idle = Rooms(one.whole(deployment) for one in sorted(ready, key=_Known.order))
     of_type = Counter(row.type for row in rows)
     sizer = _Sizer(deployment, backoffs, now, money, len(rows), of_type, rooms, releases, idle)
-    pending = [work for work in demand.pending if deployment.runs_sessions or not work.session]
-    unserved = tuple(work for work in pending if not sizer.place(work))
+    unserved = tuple([work for work in demand.pending if not sizer.place(work) and sizer.runs(work)])
+    own_ready = Counter(one.type.name for one in ready if one.deployment is deployment)
     for machine_type in deployment.types:
-        sizer.keep_idle(machine_type, sum(row.type == machine_type.name for row in ready))
+        sizer.keep_idle(machine_type, own_ready[machine_type.name])
     every = (*rooms.all, *idle.all)
-    needed = frozenset(room.machine for room in every if room.used and room.machine is not None)
+    needed = frozenset(room.machine for room in every if room.used and room.machine and not room.elsewhere)
     refusals = tuple(dict.fromkeys(sizer.refusals))
     return Sizing(tuple(sizer.launches), needed, unserved, refusals, _served(sizer))
+
+
+class _Known(NamedTuple):
+    """A machine of this deployment, or of another one for the same pools, with its type."""
+
+    deployment: Deployment
+    machine: Machine
+    type: MachineType
+
+    def order(self) -> tuple[int, tuple[int, float, str], str]:
+        """Return by what machines are sorted: the same whichever deployment is sized."""
+        return ORDER[self.machine.state], self.deployment.preference, self.machine.id
+
+    def whole(self, sized: Deployment) -> MachineRoom:
+        """Return its room without any work."""
+        room = MachineRoom.of(self.type, self.machine)
+        room.elsewhere, room.sessions = self.deployment is not sized, self.deployment.runs_sessions
+        return room
+
+    def room(self, sized: Deployment, demand: MachineDemand) -> MachineRoom:
+        """Return its room that pending work can take."""
+        room = self.whole(sized)
+        return room_without(room, demand.on(self.machine.id)) if self.machine.state == "draining" else room
+
+
+def _boots(
+    deployment: Deployment, others: Iterable[OtherDeployment], boots: Mapping[str, float]
+) -> Mapping[str, float]:
+    """Return how long a boot takes, by type; where that is not known yet, as long as elsewhere in the same pools."""
+    usual = max((seconds for one in others for seconds in one.boots.values()), default=None)
+    return boots if usual is None else {machine_type.name: usual for machine_type in deployment.types} | dict(boots)
 
 
 def _served(sizer: _Sizer) -> dict[str, tuple[str | int, ...]]:
@@ -254,11 +302,6 @@ def _served(sizer: _Sizer) -> dict[str, tuple[str | int, ...]]:
 
 def _idle(machine: Machine, demand: MachineDemand) -> bool:
     return machine.id in demand.nodes and not demand.used(machine.id)
-
-
-def _room(machine_type: MachineType, machine: Machine, demand: MachineDemand) -> MachineRoom:
-    room = MachineRoom.of(machine_type, machine)
-    return room_without(room, demand.on(machine.id)) if machine.state == "draining" else room
 
 
 def _has_room(machine: Machine, demand: MachineDemand) -> bool:

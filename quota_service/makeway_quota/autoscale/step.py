@@ -19,6 +19,7 @@ from .deployment import Deployment
 from .instances import Instance, InstanceList, match_instances
 from .machine import NO_NODE, Machine, MachineEvent, MachineTimeouts
 from .placement.moves import find_move
+from .placement.shared_pools import OtherDeployment
 from .provider import JoinData, Provider, ProviderError
 from .retirement import StepTime, enforce, retire
 from .sizing import Launch, LaunchRefusal, size
@@ -90,7 +91,7 @@ class StepInput:
     seconds the clock was set forward since the last step that was committed; rows are moved with it. `reports`: events
     by machine. `in_flight`: machines whose launch is under way, and instances whose end is. `boots`: how long a boot
     takes, by type, where known. `moved_at`: when a machine was emptied last, or since when its leader can know; None:
-    no job is moved.
+    no job is moved. `others`: the deployments that launch for the same pools.
     """
 
     now: float
@@ -102,6 +103,7 @@ class StepInput:
     clock_step: float = 0.0
     boots: Mapping[str, float] = field(default_factory=dict)
     moved_at: float | None = None
+    others: tuple[OtherDeployment, ...] = ()
 
 
 class StepLeader(NamedTuple):
@@ -149,6 +151,8 @@ class StepResult:
     """as they are after the step"""
     emptied: str | None = None
     """the machine that drains from now on so that its jobs are moved"""
+    shared: tuple[Machine, ...] = ()
+    """those of other deployments that were counted"""
 
 
 class _Work:
@@ -297,7 +301,9 @@ def step(
     served: Mapping[str, tuple[str, ...]] | None = None
     emptied: Machine | None = None
     if seen.demand is not None:
-        sizing = size(deployment, work.machines.values(), seen.demand, work.backoffs, money, seen.now, seen.boots)
+        sizing = size(
+            deployment, work.machines.values(), seen.demand, work.backoffs, money, seen.now, seen.boots, seen.others
+        )
         unserved, refusals = sizing.unserved, sizing.refusals
         moment = StepTime(seen.now, seen.observing_since)
         for machine, decided in retire(deployment, work.machines.values(), seen.demand, sizing.needed, moment):
@@ -316,7 +322,10 @@ def step(
         return StepResult(False)
     overdue, rows_after = tuple(_overdue(work)), tuple(work.machines.values())
     moved_off = None if emptied is None else emptied.id
-    return StepResult(True, tuple(calls), unserved, refusals, money, overdue, work.moved, served, rows_after, moved_off)
+    shared = tuple(row for one in seen.others for row in one.machines)
+    return StepResult(
+        True, tuple(calls), unserved, refusals, money, overdue, work.moved, served, rows_after, moved_off, shared
+    )
 
 
 def _take_lists(work: _Work, seen: StepInput) -> list[Instance]:

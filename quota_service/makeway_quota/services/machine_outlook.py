@@ -16,7 +16,8 @@ from ..autoscale.demand import MachineDemand
 from ..autoscale.deployment import Deployment
 from ..autoscale.document import read_deployment
 from ..autoscale.machine import Machine
-from ..autoscale.prospects import outlook, usual_boots
+from ..autoscale.placement.shared_pools import OtherDeployment
+from ..autoscale.prospects import Prospect, WouldLaunch, outlook, usual_boots
 from ..autoscale.step import MachineRows
 from ..backends.base import NodeStatus
 from ..backends.machines.machine_source import BACKEND
@@ -151,6 +152,24 @@ def _boots(machines: Iterable[Machine]) -> Mapping[str, float]:
     return usual_boots(took)
 
 
+def _prospects(
+    able: Iterable[KnownDeployment], serving: Iterable[KnownDeployment], demand: MachineDemand, now: float
+) -> list[Prospect | WouldLaunch | None]:
+    """Return what the deployments would do for the request, up to the first one that would launch for it."""
+    result: list[Prospect | WouldLaunch | None] = []
+    for one in able:
+        beside = [
+            OtherDeployment(other.deployment, other.rows.machines, other.boots)
+            for other in serving
+            if other is not one and not other.deleting
+        ]
+        told = outlook(one.deployment, one.rows, demand, one.boots, now, deleting=one.deleting, others=beside)
+        result.append(told)
+        if isinstance(told, WouldLaunch):
+            break
+    return result
+
+
 def _size_for_offer(
     offer: Offer,
     known: Known,
@@ -169,5 +188,5 @@ def _size_for_offer(
     submitted = {one.id: rows[one.id].submitted_at if one.id in rows else now for one in offer.demand}
     cycle = cycle_demand(0.0, offer.demand, nodes, rows.values(), machines, submitted)
     demand = cycle.of(()) or MachineDemand()
-    prospects = [outlook(one.deployment, one.rows, demand, one.boots, now, deleting=one.deleting) for one in able]
+    prospects = _prospects(sorted(able, key=lambda one: one.deployment.preference), serving, demand, now)
     return with_machines(offer, asked.pools[0], prospects, now), time.thread_time() - began

@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 from ..autoscale.budget import spent_by_month
 from ..autoscale.deployment import Deployment, MachineType
 from ..autoscale.machine import STARTING, Machine, MachineEvent
+from ..autoscale.placement.shared_pools import OtherDeployment
 from ..autoscale.providers.memory import MemoryProvider
 from ..autoscale.step import StepInput, StepLeader, cycle
 from ..backends.base import NodeStatus
@@ -67,6 +68,7 @@ class SimulatedDeployment:
         self.unservable = False
         """whether nothing of what waits will ever get a machine, as far as the newest step knows"""
         self._boot, self._ids = boot, ids
+        self._boots = dict.fromkeys(self.types, boot)
         self._provider = MemoryProvider(lambda: self.now)
         self._leader = StepLeader(self.store.term, lambda: f"machine-{next(self._ids):06}", lambda: self.now)
         self._listening: float | None = None
@@ -80,8 +82,11 @@ class SimulatedDeployment:
         """Return the machines that are not over."""
         return self.store.rows.values()
 
-    def step(self, now: float, demand: CycleDemand) -> bool:
-        """Make a step and its calls; return whether machines are in other states, so that a plan may differ."""
+    def step(self, now: float, demand: CycleDemand, others: Iterable[SimulatedDeployment] = ()) -> bool:
+        """Make a step and its calls; return whether machines are in other states, so that a plan may differ.
+
+        `others`: the deployments that launch for the same pools.
+        """
         self.now = now
         if self._listening is None:
             self._listening = self._moved_at = now
@@ -89,8 +94,10 @@ class SimulatedDeployment:
         work = demand.of(self.machines, moves=moves)
         reports = tuple(self._reports(demand))
         lists = (self._provider.list(self.deployment.name, now),)
-        boots = dict.fromkeys(self.types, self._boot)
-        seen = StepInput(now, self._listening, work, lists, reports, boots=boots, moved_at=self._moved_at)
+        beside = tuple(one.counted() for one in others)
+        seen = StepInput(
+            now, self._listening, work, lists, reports, boots=self._boots, moved_at=self._moved_at, others=beside
+        )
         result = cycle(self.store, self._provider, self.deployment, seen, self._leader)
         if result.emptied is not None:
             self._moved_at = now
@@ -101,6 +108,10 @@ class SimulatedDeployment:
         for name in self.types:
             self._peaks[name] = max(self._peaks[name], sum(row.type == name for row in self.machines))
         return result.moved
+
+    def counted(self) -> OtherDeployment:
+        """Return the machines as they are now, for the step of another deployment."""
+        return OtherDeployment(self.deployment, tuple(self.machines), self._boots)
 
     def move_question(self, now: float) -> MoveQuestion | None:
         """Return what the engine is to be asked about moves now, None for nothing."""
@@ -186,6 +197,7 @@ class SimulatedMachines:
     def __init__(self, deployments: Sequence[Deployment], boot: float, durations: Durations | None = None) -> None:
         ids = itertools.count(1)
         self.deployments = [SimulatedDeployment(one, boot, ids) for one in deployments]
+        self._in_order = sorted(self.deployments, key=lambda one: one.deployment.preference)
         self.nodes: dict[str, Node] = {}
         self.now = 0.0
         self._remaining = durations.remaining if durations is not None else _unknown
@@ -216,8 +228,13 @@ class SimulatedMachines:
         for one in questions:
             if (asked := movable.get(one.deployment.name)) and not any(row.id in known.restartable for row in asked):
                 one.refused(now)
-        moved = [one.step(now, known) for one in self.deployments]
+        moved = [one.step(now, known, self._beside(one)) for one in self._in_order]
         return any(moved)
+
+    def _beside(self, deployment: SimulatedDeployment) -> list[SimulatedDeployment]:
+        """Return the other deployments that launch for the same pools."""
+        pools = deployment.deployment.pools
+        return [one for one in self.deployments if one is not deployment and one.deployment.pools & pools]
 
     def _statuses(self) -> dict[str, NodeStatus]:
         return {

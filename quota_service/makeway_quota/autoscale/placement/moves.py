@@ -8,7 +8,7 @@ moves at most once within `interval`, as one that runs for less stays where it i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..demand import MachineDemand, PendingWork, PlacedWork
@@ -80,10 +80,10 @@ def candidates(
     if rules is None:
         return []
     rows = [machine for machine in machines if not machine.finished]
-    by_machine = _by_machine(demand)
+    by_machine = demand.by_machine
     if moving := [row for row in rows if row.drain == "move"]:
         without = [row for row in moving if not any(job.leaves for job in by_machine.get(row.id, ()))]
-        return [row for row in without if _fits(deployment, row, rows, demand, by_machine)]
+        return [row for row in without if _fits(deployment, row, rows, demand)]
     if deployment.paused or last is None or now - last < rules.interval:
         return []
     tried = sorted(
@@ -91,26 +91,21 @@ def candidates(
         key=lambda row: (sum(map(_milli, by_machine[row.id])), len(by_machine[row.id]), -(row.price or 0), row.id),
     )[:CANDIDATES]
     paying = [row for row in tried if _pays(deployment, row, by_machine[row.id], now)]
-    return [row for row in paying if _fits(deployment, row, rows, demand, by_machine)]
+    return [row for row in paying if _fits(deployment, row, rows, demand)]
 
 
 def can_be_moved(deployment: Deployment, machine: Machine, machines: Iterable[Machine], demand: MachineDemand) -> bool:
     """Whether all that runs on a machine starts elsewhere at once, on other machines with work, and nothing waits."""
     if machine.id not in demand.restartable:
         return False
-    return _fits(deployment, machine, [row for row in machines if not row.finished], demand, _by_machine(demand))
+    return _fits(deployment, machine, [row for row in machines if not row.finished], demand)
 
 
-def _fits(
-    deployment: Deployment,
-    machine: Machine,
-    machines: Iterable[Machine],
-    demand: MachineDemand,
-    by_machine: Mapping[str, Sequence[PlacedWork]],
-) -> bool:
+def _fits(deployment: Deployment, machine: Machine, machines: Iterable[Machine], demand: MachineDemand) -> bool:
     """Whether all that runs on a machine has room on other ready machines with work, and nothing waits or boots."""
     rules = deployment.moves
     rows = [row for row in machines if row.pool == machine.pool]
+    by_machine = demand.by_machine
     jobs = by_machine.get(machine.id, ())
     quiet = not demand.waits_for(machine.pool) and not any(row.starting or row.state == "lost" for row in rows)
     if rules is None or not quiet or machine.id in demand.nominated:
@@ -134,13 +129,6 @@ def _fits(
 def _count(jobs: Iterable[PlacedWork]) -> int:
     """Return the number of jobs, each of which may have several workers."""
     return len({job.workload for job in jobs})
-
-
-def _by_machine(demand: MachineDemand) -> dict[str, list[PlacedWork]]:
-    result: dict[str, list[PlacedWork]] = {}
-    for one in demand.placed:
-        result.setdefault(one.machine, []).append(one)
-    return result
 
 
 def _may_empty(

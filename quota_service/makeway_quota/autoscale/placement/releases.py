@@ -82,8 +82,7 @@ class Releases:
 
     def __init__(
         self,
-        machines: Iterable[Machine],
-        types: Mapping[str, MachineType],
+        machines: Iterable[tuple[Machine, MachineType]],
         demand: MachineDemand,
         boots: Mapping[str, float],
         now: float,
@@ -100,13 +99,9 @@ class Releases:
                 ends.setdefault(one.machine, []).append(one.ends_at)
         if not ends or not demand.pending:
             return
-        placed: dict[str, list[PlacedWork]] = {name: [] for name in ends}
-        for one in demand.placed:
-            if one.machine in placed:
-                placed[one.machine].append(one)
-        for row in machines:
-            if row.id in ends and row.accepts_work and row.id in demand.nodes and row.type in types:
-                self._machines.append(_Releasing(row, types[row.type], placed[row.id], ends[row.id]))
+        for row, machine_type in machines:
+            if row.id in ends and row.accepts_work and row.id in demand.nodes:
+                self._machines.append(_Releasing(row, machine_type, demand.on(row.id), ends[row.id]))
         self._ends = sorted(end for one in self._machines for end in one.ends)
 
     def take(self, work: PendingWork, workers: int, kind: str) -> float | None:

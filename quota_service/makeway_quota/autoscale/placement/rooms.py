@@ -34,6 +34,10 @@ class MachineRoom:
     type: str = ""
     used: bool = False
     model: str = ""
+    elsewhere: bool = False
+    """whether the machine is one of another deployment"""
+    sessions: bool = True
+    """whether notebooks start there"""
 
     @classmethod
     def of(cls, machine_type: MachineType, machine: Machine | None = None) -> MachineRoom:
@@ -46,6 +50,8 @@ class MachineRoom:
     def take(self, work: PendingWork) -> Devices | None:
         """Take the room of one worker; return its devices, None where it does not fit."""
         if work.cpu > self.cpu or work.memory > self.memory or not _suits(self.model, work):
+            return None
+        if work.session and not self.sessions:
             return None
         devices = self._devices(work.gpus)
         if devices is None:
@@ -167,9 +173,9 @@ class Rooms:
                 for room in block.rooms:
                     if (devices := room.take(work)) is not None:
                         return TakenRoom(work, room, devices, block)
-                if not work.models:
+                if not work.models and not work.session:
                     block.misses.add(need)
-            if not work.models:  # else another model may have room
+            if not work.models and not work.session:  # else another model, or a machine for jobs only, may have room
                 misses.add(need)
         return None
 

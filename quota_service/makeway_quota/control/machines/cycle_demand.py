@@ -62,6 +62,7 @@ class CycleDemand:
             self.sizes,
             self.devices,
             self.restartable,
+            self.open_machines,
         )
 
     def _placed(self) -> Iterator[PlacedWork]:

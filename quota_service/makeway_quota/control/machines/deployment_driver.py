@@ -21,6 +21,7 @@ from ...autoscale.demand import MachineDemand, PendingWork
 from ...autoscale.deployment import Deployment
 from ...autoscale.instances import Instance, InstanceList
 from ...autoscale.machine import Machine, MachineEvent
+from ...autoscale.placement.shared_pools import OtherDeployment
 from ...autoscale.prospects import Prospect, WaitingDecision, prospects, same_prospects, usual_boots
 from ...autoscale.provider import JoinData, Provider, ProviderError
 from ...autoscale.sizing import LaunchRefusal
@@ -35,7 +36,7 @@ from ...autoscale.step import (
     step,
 )
 from .cycle_demand import CycleDemand
-from .measured_machines import DriverStore
+from .measured_machines import MeasuredMachines
 from .move_questions import MoveQuestion
 
 log = logging.getLogger("makeway.machines")
@@ -104,7 +105,7 @@ class DeploymentDriver:
         self,
         deployment: Deployment,
         provider: Provider,
-        store: DriverStore,
+        store: MeasuredMachines,
         identity: MachineIdentity,
         clock: Callable[[], float],
         wake: Callable[[], None],
@@ -115,6 +116,8 @@ class DeploymentDriver:
         self.prospects: Mapping[str, Prospect] = {}
         """what the pending workloads of the newest decision can expect, by id"""
         self._decision: WaitingDecision | None = None
+        self._shared: tuple[Machine, ...] = ()
+        """machines of other deployments, as that decision counted them"""
         self._boots: Mapping[str, float] | None = None
         self._provider, self._store = provider, store
         self._identity, self._clock, self._wake, self._monotonic = identity, clock, wake, monotonic
@@ -142,6 +145,8 @@ class DeploymentDriver:
         """as the newest step left them; None before the first one"""
         self._launched_at = -math.inf
         """when the last launch ended"""
+        self.decided = False
+        """whether the newest step knew what work there is, so that others may launch for what is left"""
 
     @property
     def provider(self) -> Provider:
@@ -213,12 +218,13 @@ class DeploymentDriver:
         if self._term is not None:
             self._term.reports.update(reports)
 
-    async def advance(self, demand: CycleDemand | None) -> bool:
+    async def advance(self, demand: CycleDemand | None, others: Sequence[DeploymentDriver] = ()) -> bool:
         """Make one step and begin its calls; return whether a cycle would find something else than before.
 
-        Machines are in other states then, or pending workloads have other prospects.
+        Machines are in other states then, or pending workloads have other prospects. `others`: of the deployments that
+        launch for the same pools.
         """
-        term = self._term
+        term, self.decided = self._term, False
         if term is None:
             return False
         self._list(term)
@@ -236,7 +242,8 @@ class DeploymentDriver:
             term.moved_at,
         )
         fresh = None if demand is None or demand.began <= term.changed_at else demand
-        result = await asyncio.to_thread(self._step, term.number, seen, fresh, self.deployment, self.deleting)
+        beside = tuple(one for one in others if not one.deleting)
+        result = await asyncio.to_thread(self._step, term.number, seen, fresh, self.deployment, self.deleting, beside)
         if not result.committed:
             self._wake()  # a report, an answer or an edit was faster
             return False
@@ -246,7 +253,7 @@ class DeploymentDriver:
                 del term.reports[machine]
         self._proved_at = max((one.at for one in seen.lists if one.complete), default=self._proved_at)
         term.clock_step -= seen.clock_step
-        self._machines = result.machines
+        self._machines, self.decided = result.machines, result.served is not None
         if result.emptied is not None:
             term.moved_at = seen.now
         self._note(result)
@@ -257,13 +264,20 @@ class DeploymentDriver:
         return await asyncio.to_thread(self._foresee, result) or result.moved
 
     def _step(
-        self, term: int, seen: StepInput, demand: CycleDemand | None, deployment: Deployment, deleting: bool
+        self,
+        term: int,
+        seen: StepInput,
+        demand: CycleDemand | None,
+        deployment: Deployment,
+        deleting: bool,
+        others: Sequence[DeploymentDriver],
     ) -> StepResult:
         """Read the rows, once, and make the step with what `demand` says of them. Runs in a thread."""
+        beside = tuple(one.counted() for one in others) if demand is not None and demand.pending else ()
         rows = self._store.read(deployment.name)  # after the lists were taken
         known = None if demand is None else demand.of(rows.machines, moves=_may_move(deployment, rows, demand))
         reports = (*seen.reports, *_fenced(rows, known))
-        seen = replace(seen, now=self._clock(), demand=known, reports=reports)
+        seen = replace(seen, now=self._clock(), demand=known, reports=reports, others=beside)
         leader = StepLeader(term, self._identity.new_id, self._clock)
         return step(self._store, deployment, seen, leader, rows, deleting=deleting)
 
@@ -273,11 +287,16 @@ class DeploymentDriver:
             self._boots = self._usual_boots()
         if result.served is not None:
             self._decision = WaitingDecision(result.served, result.unserved, result.refusals)
+            self._shared = result.shared
         if self._decision is None:
             return False
         before, decided = self.prospects, (self.deployment, result.machines, self._decision, result.money)
-        self.prospects = prospects(*decided, self._boots, self._clock(), deleting=self.deleting)
+        self.prospects = prospects(*decided, self._boots, self._clock(), deleting=self.deleting, shared=self._shared)
         return not same_prospects(before, self.prospects)
+
+    def counted(self) -> OtherDeployment:
+        """Return the machines as they are committed now, for the step of another deployment. Runs in a thread."""
+        return OtherDeployment(self.deployment, self._store.peek(self.deployment.name), self._boots or {})
 
     def _usual_boots(self) -> dict[str, float]:
         took: dict[str, list[float]] = {}

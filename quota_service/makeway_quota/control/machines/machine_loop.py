@@ -258,15 +258,28 @@ class MachineLoop:
         self._read_in = term
         reports = await self._new_reports()
         self._observe_clock()
-        for name, driver in list(self._drivers.items()):
-            await self._step(name, driver, reports)
+        undecided = set[str]()
+        """the pools for which a deployment that comes first has not decided yet what it launches"""
+        for name, driver in sorted(self._drivers.items(), key=lambda item: item[1].deployment.preference):
+            pools = driver.deployment.pools
+            await self._step(name, driver, reports, self._demand if undecided.isdisjoint(pools) else None)
+            if not (driver.decided or driver.deleting or self.quarantine.is_backing_off(STEPPING, "deployment", name)):
+                undecided |= pools
 
-    async def _step(self, name: str, driver: DeploymentDriver, reports: Mapping[str, list[MachineEvent]]) -> None:
+    async def _step(
+        self,
+        name: str,
+        driver: DeploymentDriver,
+        reports: Mapping[str, list[MachineEvent]],
+        demand: CycleDemand | None,
+    ) -> None:
         driver.take(reports)
         if self.quarantine.is_backing_off(STEPPING, "deployment", name):
             return
+        pools = driver.deployment.pools
+        beside = [one for one in self._drivers.values() if one is not driver and one.deployment.pools & pools]
         with self.quarantine.guard(STEPPING, "deployment", name):
-            if await driver.advance(self._demand):
+            if await driver.advance(demand, beside):
                 self._wake_cycle()  # which machines accept work has changed, or why work waits
             if (
                 driver.deleting

@@ -58,6 +58,10 @@ class MeasuredMachines:
         """Return the newest machines of a deployment."""
         return self._store.machines(deployment, limit=limit)
 
+    def peek(self, deployment: str) -> tuple[Machine, ...]:
+        """Return the machines of a deployment that are not over, of which nothing is committed."""
+        return self._store.read(deployment).machines
+
 
 def _count_boots(deployment: str, before: Mapping[str, Machine], changes: MachineChanges) -> None:
     for machine in changes.changed:
