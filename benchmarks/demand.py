@@ -27,7 +27,7 @@ def measure() -> Iterator[Measured]:
     """Measure the demand for nodes; one pass over as many workloads is the baseline."""
     world = growing_pool()
     cluster = Cluster(world)
-    groups = PendingWorkloads(cluster).open()
+    groups = PendingWorkloads(cluster).begin()
 
     def demand() -> float:
         builder = PlanBuilder(cluster)
@@ -56,7 +56,7 @@ def _work_for_machines() -> Measured:
     world = growing_pool(PENDING)
     world = replace(world, pools=(Pool("cloud", kind="autoscaled"),))
     cluster = Cluster(world)
-    groups = PendingWorkloads(cluster).open()
+    groups = PendingWorkloads(cluster).begin()
 
     def demand() -> float:
         gc.collect()

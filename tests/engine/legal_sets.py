@@ -203,7 +203,7 @@ def priority(facts: Facts, w: Workload) -> int:
     if not after or w.non_preemptible or w.kind != "job":
         return w.priority
     running = w.started_at is not None and w.state in ("starting", "running")
-    ran = w.ran + (facts.snapshot.now - (w.started_at or 0.0) if running else 0.0)
+    ran = w.earlier_runtime + (facts.snapshot.now - (w.started_at or 0.0) if running else 0.0)
     return w.priority - (ran >= after)
 
 

@@ -108,7 +108,7 @@ def nothing_makes_way_for_work_with_patience(facts: Facts, plan: Plan) -> None:
 
 def is_patient(facts: Facts, w: Workload) -> bool:
     """Whether a workload still waits for free GPUs before anything is evicted for it (rule 5.8)."""
-    return facts.snapshot.now - w.submitted_at < facts.profile(w).patience(w.kind)
+    return facts.snapshot.now - w.submitted_at < facts.profile(w).reclaim_delay(w.kind)
 
 
 def every_victim_was_above_its_reservation(facts: Facts, plan: Plan) -> None:

@@ -124,11 +124,11 @@ def test_a_start_stays_where_it_is_once_the_snapshot_confirms_it() -> None:
     follower.check()
     cluster = follower.incremental.cluster
     seat = cluster.allocations["j"]
-    assert seat.fresh
+    assert seat.started_in_plan
     world.step()
     follower.check()
     assert cluster.allocations["j"] is seat
-    assert not seat.fresh
+    assert not seat.started_in_plan
     assert seat.workload.state == world.workloads["j"].state
 
 
@@ -154,7 +154,7 @@ def test_a_start_with_another_outcome_is_applied_as_observed(what: str) -> None:
     assert all(node.free == [1000, 1000] and not node.allocations for node in remaining.nodes.values()), (
         "nothing is left behind"
     )
-    assert not any(account.in_pool.get("p") for account in remaining.ledger.accounts.values())
+    assert not any(account.used_in_pool.get("p") for account in remaining.ledger.accounts.values())
 
 
 @pytest.mark.covers("N25")

@@ -154,8 +154,8 @@ EDITS = (
     ),
     Edit(
         "cycle/nominations.py",
-        "pools = group.pools if group.borrows and not replaces else in_quota",
-        "pools = group.pools if group.borrows else in_quota",
+        "pools = group.pools if group.may_borrow and not replaces else in_quota",
+        "pools = group.pools if group.may_borrow else in_quota",
         "who replaced a start waits for its own GPUs",
     ),
     # Order
@@ -198,8 +198,8 @@ EDITS = (
     Edit("weights.py", "amount * (_SCALE // number)", "amount * number", "who has more weight may borrow more"),
     Edit(
         "index/ledger.py",
-        "self.over(pool) + self.team.history",
-        "self.over(pool)",
+        "self.over_quota_use(pool) + self.team.history",
+        "self.over_quota_use(pool)",
         "past use counts",
     ),
     # Victims
@@ -313,7 +313,7 @@ EDITS = (
     ),
     Edit(
         "rules/victims/sets.py",
-        "for v in losing], sum([v.amount for v in losing])\n",
+        "for v in losing], sum([v.milli_gpus for v in losing])\n",
         "for v in losing], 0\n",
         "the node where the fewest GPUs have to leave",
     ),
@@ -325,14 +325,14 @@ EDITS = (
     ),
     Edit(
         "schedule.py",
-        "if not spare(builder, withdrawn_evictions) and not relocate",
+        "if not cancel_needless_evictions(builder, withdrawn_evictions) and not relocate",
         "if not relocate",
         "an eviction that became superfluous is withdrawn",
     ),
     Edit(
         "schedule.py",
-        "if not spare(builder, withdrawn_evictions) and not relocate(builder, groups):",
-        "if not spare(builder, withdrawn_evictions):",
+        "if not cancel_needless_evictions(builder, withdrawn_evictions) and not relocate(builder, groups):",
+        "if not cancel_needless_evictions(builder, withdrawn_evictions):",
         "a victim that fits into what the plan leaves free is moved there",
     ),
     Edit(
@@ -344,7 +344,7 @@ EDITS = (
     Edit(
         "cycle/admission.py",
         "if (in_quota or over_quota) and",
-        "if (in_quota or group.borrows) and",
+        "if (in_quota or group.may_borrow) and",
         "work that evicts in quota starts in quota, else two starts of a plan replace each other for ever",
     ),
     Edit(
@@ -439,8 +439,8 @@ EDITS = (
     ),
     Edit(
         "rules/consolidation.py",
-        "if evicted or allocation.fresh or victim.non_preemptible or victim.kind",
-        "if evicted or allocation.fresh or victim.kind",
+        "if evicted or allocation.started_in_plan or victim.non_preemptible or victim.kind",
+        "if evicted or allocation.started_in_plan or victim.kind",
         "sessions are not moved",
     ),
     Edit(
@@ -451,7 +451,7 @@ EDITS = (
     ),
     Edit(
         "cycle/serving.py",
-        "if not group.total or group.patient or (over",
+        "if not group.total or group.reclaim_deferred or (over",
         "if not group.total or (over",
         "reclaim_after waits before anybody is evicted",
     ),
@@ -463,7 +463,7 @@ EDITS = (
     ),
     Edit(
         "rules/consolidation.py",
-        "        return allocation.fresh and not evicted",
+        "        return allocation.started_in_plan and not evicted",
         "        return False",
         "what starts in a plan is put elsewhere, not moved later",
     ),
@@ -591,7 +591,7 @@ EDITS = (
     ),
     Edit(
         "cycle/unschedulable.py",
-        "        return group.patient or not self._may_evict(group)",
+        "        return group.reclaim_deferred or not self._may_evict(group)",
         "        return True",
         "a team's higher priority stops its lower one",
     ),

@@ -142,7 +142,7 @@ def test_a_victim_whose_gpus_another_team_got_is_not_said_to_make_way_for_its_ow
     world = World().pool("p", gpus=1).team("a", 1).team("b", 1).profile("one", 1).run("victim", "a", "one", "p-1")
     world.submit("mine", "a", "one", priority=1).submit("theirs", "b", "one")
     cluster = Cluster(world.snapshot())
-    mine, theirs = ((group, w) for group in PendingWorkloads(cluster).open() for w in group.members())
+    mine, theirs = ((group, w) for group in PendingWorkloads(cluster).begin() for w in group.members())
     builder, victim = PlanBuilder(cluster), cluster.allocations["victim"]
     preemptor = Preemptor(cluster, mine[1], mine[0].need, mine[0].account, victim.pool, rights)
     cluster.evict(victim)

@@ -156,7 +156,7 @@ EVERYTHING = Snapshot(
             memory=7,
             time_limit=8.5,
             expected=7.5,
-            ran=6.5,
+            earlier_runtime=6.5,
             avoid=("n2",),
         ),
     ),

@@ -169,7 +169,7 @@ some_workloads = one_of(
     memory=st.none() | counts,
     time_limit=st.none() | spans,
     expected=st.none() | spans,
-    ran=spans,
+    earlier_runtime=spans,
 )
 
 

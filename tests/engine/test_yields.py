@@ -28,7 +28,7 @@ def test_a_job_that_ran_for_long_yields_to_a_shorter_one_of_its_team() -> None:
     (evict,) = plan.evict
     assert (evict.id, evict.preemptor) == ("old", "next")
     assert world.say(evict).endswith("this job of the same team ran for more than 8 h and yields to it.")
-    world.change("old", ran=10 * HOUR)
+    world.change("old", earlier_runtime=10 * HOUR)
     world.reconcile()
     assert world.named() == ["new", "next"]
     assert not world.step().evict, "who was made to wait does not come back while others are no longer than it"
@@ -46,7 +46,7 @@ def test_no_job_yields_without_the_setting_nor_to_another_team_nor_too_early() -
 
 def test_earlier_attempts_count_and_non_preemptible_work_never_yields() -> None:
     world = full(12 * HOUR)
-    world.change("new", ran=12 * HOUR)
+    world.change("new", earlier_runtime=12 * HOUR)
     assert [e.id for e in world.submit("next", "a", "four").step().evict] == ["new"]
     world = full(8 * HOUR)
     world.change("old", preemptible=False)

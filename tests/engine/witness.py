@@ -45,7 +45,7 @@ class Moment:
     def usage(self, team: str, line: QuotaLine, back: list[Victim]) -> int:
         """Return the future usage of a line with the workloads in `back` still running."""
         kept = [(t, t.amount) for t in [*self.stay, *self.nominations]]
-        given_up = [(v.allocation, v.allocation.amount - v.allocation.need.gpus * len(v.kept)) for v in back]
+        given_up = [(v.allocation, v.allocation.milli_gpus - v.allocation.need.gpus * len(v.kept)) for v in back]
         return sum(
             amount
             for t, amount in [*kept, *given_up]
@@ -66,7 +66,7 @@ class Moment:
     def has_right(self, victim: Victim, back: list[Victim]) -> bool:
         """Whether a victim may be evicted by any of the rights while the workloads in `back` still run."""
         workload, own = victim.allocation.workload, victim.allocation.workload.team == self.preemptor.team
-        if not victim.allocation.amount:
+        if not victim.allocation.milli_gpus:
             return "reservation" in self.rights  # only work in quota evicts work without GPUs
         if own and "own_team_any_priority" in self.rights:
             return True

@@ -106,7 +106,7 @@ def over_quota(snapshot: Snapshot) -> dict[str, bool]:
     """Return what is over quota, by the rules: the least protected leave until a policy uses what it reserves."""
     policies = {policy.name: policy for policy in snapshot.policies}
     pools = {
-        id: allocation.shares or ((allocation.pool, allocation.amount),)
+        id: allocation.shares or ((allocation.pool, allocation.milli_gpus),)
         for id, allocation in Cluster(snapshot).allocations.items()
     }
 

@@ -110,7 +110,7 @@ class IncrementalEngine:
         try:
             return decide(self.cluster, self.groups, why, self.demand)
         finally:
-            self.groups.close()
+            self.groups.end()
             self.cluster.reset_except_starts()
 
     def _let_time_pass(self, before: float) -> None:

@@ -22,7 +22,7 @@ from .rules.victims.preemptor import Preemptor, Right
 from .rules.victims.sets import SHRINK, Victim
 from .snapshot import Terminating, Workload, from_milli
 
-_BECAUSE: dict[Right, str] = {
+_RULE_OF_RIGHT: dict[Right, str] = {
     "reservation": "reclaim",
     "own_team_any_priority": "reclaim_own_policy",
     "own_team": "preempt_in_team",
@@ -43,19 +43,19 @@ class PlanBuilder:
         self.waiting: dict[str, Waiting] = {}
         self.refused: dict[str, Refusal] = {}
         self.nominated: dict[str, tuple[Workload, WorkloadGroup]] = {}
-        self.came_from: dict[str, WorkloadGroup] = {}
+        self.group_of_started: dict[str, WorkloadGroup] = {}
         """Id of a workload that this plan starts, to its group."""
-        self.replaced: dict[str, set[str]] = {}
+        self.preemptors_of_withdrawn: dict[str, set[str]] = {}
         """Id of a workload whose start was withdrawn, to the workloads that evicted it."""
-        self.returned: list[tuple[WorkloadGroup, str]] = []
+        self.withdrawn_starts: list[tuple[WorkloadGroup, str]] = []
         """The group and owner of each start that was withdrawn since the last time that the groups were served."""
-        self.lowered: list[tuple[Account, str]] = []
+        self.lowered_usage: list[tuple[Account, str]] = []
         """The account and owner of each victim and withdrawn start since then, which use less than before."""
         self.groups: list[PendingGroup] = []
         """The reasons to wait, each with the workloads that share it."""
-        self._instead: dict[str, Waiting] = {}
+        self._own_reasons: dict[str, Waiting] = {}
         self.progress = Progress()
-        self.ahead: dict[str, list[str]] = {}
+        self.served_in_pool: dict[str, list[str]] = {}
         """Pool to the ids of the workloads that got its GPUs in this plan."""
         self.holds: dict[str, Hold] = {}
         """Pool to the hold there for the workload that waited too long."""
@@ -75,7 +75,7 @@ class PlanBuilder:
         pool = allocation.pool.pool.name
         account = self.cluster.account(workload)
         beyond = [line.future - line.quota.reserved for line in account.reserving(pool)]
-        self.progress.over_reservation += bool([more for more in beyond if 0 < more <= allocation.amount])
+        self.progress.over_reservation += bool([more for more in beyond if 0 < more <= allocation.milli_gpus])
         reserved, used = quota_numbers(account, pool, workload.non_preemptible and in_quota)
         values: dict[str, Number] = {
             "nodes": tuple(sorted({p.node.node.name for p in allocation.parts})),
@@ -84,24 +84,28 @@ class PlanBuilder:
             "uses": from_milli(used),
             "reserved": from_milli(reserved),
         }
-        numbers = {"gpus": from_milli(allocation.amount), "team_uses": values["uses"], "reserved": values["reserved"]}
+        numbers = {
+            "gpus": from_milli(allocation.milli_gpus),
+            "team_uses": values["uses"],
+            "reserved": values["reserved"],
+        }
         numbers["pool"] = pool
         code = "starts_in_quota" if in_quota else "starts_over_quota"
         if in_quota and used > reserved:  # since the nomination its reservation was cut, or used by other work
             code = "starts_nominated"
-        elif not allocation.amount:
+        elif not allocation.milli_gpus:
             code = "starts_without_gpus"
         rule = ("session_in_quota" if workload.non_preemptible else "job_in_quota") if in_quota else "over_quota"
         self.started[workload.id] = Start(
             workload.id, pool, placement_of(allocation.parts), in_quota, rule, (Fact(code, values),), numbers
         )
-        self.ahead.setdefault(pool, []).append(workload.id)
+        self.served_in_pool.setdefault(pool, []).append(workload.id)
         self.progress.decisions += 1
 
     def widen(self, allocation: Allocation) -> None:
         """Record that a gang starts with more workers than its least number."""
         start = self.started[allocation.workload.id]
-        numbers = {**start.numbers, "gpus": from_milli(allocation.amount), "workers": len(allocation.parts)}
+        numbers = {**start.numbers, "gpus": from_milli(allocation.milli_gpus), "workers": len(allocation.parts)}
         fact = Fact("starts_with_workers", {"workers": len(allocation.parts), "of": allocation.need.workers})
         placement = placement_of(allocation.parts)
         self.started[start.id] = replace(start, placement=placement, facts=(start.facts[0], fact), numbers=numbers)
@@ -109,18 +113,18 @@ class PlanBuilder:
     def withdraw(self, workload: Workload) -> None:
         """Withdraw a start of this plan: a workload that may reclaim needs these GPUs."""
         start = self.started.pop(workload.id)
-        self.lowered.append((self.cluster.account(workload), workload.owner))
-        self.ahead[start.pool].remove(workload.id)
+        self.lowered_usage.append((self.cluster.account(workload), workload.owner))
+        self.served_in_pool[start.pool].remove(workload.id)
         self.progress.decisions += 1
         self.progress.releases += 1
 
     def replaced_by(self, workload: Workload) -> frozenset[str]:
         """Return the workloads that replaced a start of a workload in this plan, and those that replaced theirs."""
-        if not self.replaced:
+        if not self.preemptors_of_withdrawn:
             return frozenset()
         workloads, following = set[str](), [workload.id]
         while following:
-            more = self.replaced.get(following.pop(), set()) - workloads
+            more = self.preemptors_of_withdrawn.get(following.pop(), set()) - workloads
             workloads |= more
             following += more
         return frozenset(workloads)
@@ -128,21 +132,24 @@ class PlanBuilder:
     def evict(self, preemptor: Preemptor, victims: Sequence[Victim]) -> None:
         """Record the victims of a preemptor in this order; the cluster has evicted them already."""
         cluster, later = self.cluster, {v.allocation.workload.team: 0 for v in victims}
-        frees = [v.amount for v in victims]
+        frees = [v.milli_gpus for v in victims]
         for item, amount in zip(victims, frees, strict=True):
             later[item.allocation.workload.team] += amount
         for item, amount in zip(victims, frees, strict=True):
             allocation = item.allocation
             victim, account = allocation.workload, cluster.account(allocation.workload)
-            self.lowered.append((account, victim.owner))
+            self.lowered_usage.append((account, victim.owner))
             rule = self._rule(preemptor, allocation)
             reserved, used = quota_numbers(account, allocation.pool.pool.name, False)
             used += later[victim.team]
             later[victim.team] -= amount
             deadline = cluster.now + cluster.grace(victim)
-            why = (*self._why(preemptor, rule, used, reserved, allocation), *_beside(preemptor, item, victims))
+            why = (
+                *self._eviction_facts(preemptor, rule, used, reserved, allocation),
+                *_shared_host_facts(preemptor, item, victims),
+            )
             numbers: dict[str, Number] = {
-                "needs": from_milli(preemptor.amount),
+                "needs": from_milli(preemptor.milli_gpus),
                 "frees": from_milli(amount),
                 "victim_team": account.team.name,
                 "victim_uses": from_milli(used),
@@ -155,7 +162,7 @@ class PlanBuilder:
                 self.evicted[victim.id] = Evict(victim.id, preemptor.workload.id, deadline, rule, why, numbers)
                 continue
             source, to = placement_of(cluster.allocations[victim.id].parts), placement_of(item.kept)
-            why = (*why, _goes_on(len(to), len(source)))
+            why = (*why, _shrink_fact(len(to), len(source)))
             numbers |= {"workers": len(source), "keeps": len(to)}
             self.moved[victim.id] = Move(victim.id, preemptor.workload.id, source, to, deadline, "shrink", why, numbers)
         self.progress.decisions += 1
@@ -167,13 +174,15 @@ class PlanBuilder:
         own_limit = preemptor.blocked is not None and preemptor.blocked.account in account.chain
         if own_limit and right in ("reservation", "own_team_any_priority"):
             return "reclaim_own_limit"
-        return _BECAUSE[right]
+        return _RULE_OF_RIGHT[right]
 
-    def _why(self, preemptor: Preemptor, rule: str, used: int, reserved: int, allocation: Allocation) -> Facts:
+    def _eviction_facts(
+        self, preemptor: Preemptor, rule: str, used: int, reserved: int, allocation: Allocation
+    ) -> Facts:
         account, victim = self.cluster.account(allocation.workload), allocation.workload
         values: dict[str, Number] = {
             **preemptor_values(preemptor.workload, preemptor.account),
-            "needs": from_milli(preemptor.amount),
+            "needs": from_milli(preemptor.milli_gpus),
             "victim": victim.id,
             "victim_kind": victim.kind,
             "victim_team": account.team.name,
@@ -185,7 +194,7 @@ class PlanBuilder:
         if rule == "preempt_in_team" and victim.priority >= preemptor.workload.priority:
             code = "yield_in_team"
             values["yields_after"] = self.cluster.settings.yields_after
-        elif rule != "preempt_in_team" and not allocation.amount:
+        elif rule != "preempt_in_team" and not allocation.milli_gpus:
             code = "reclaim_cpu"
             holds = len(allocation.parts)
             values |= {"cpu": from_milli(allocation.need.cpu * holds), "memory": allocation.need.memory * holds}
@@ -215,7 +224,7 @@ class PlanBuilder:
                 self.cluster.now + self.cluster.grace(victim),
                 "consolidate",
                 (Fact("moves", values),),
-                {"gpus": from_milli(moving.allocation.amount), "from": before, "to": after},
+                {"gpus": from_milli(moving.allocation.milli_gpus), "from": before, "to": after},
             )
         self.progress.decisions += 1
         self.progress.releases += 1
@@ -223,7 +232,7 @@ class PlanBuilder:
     def nominate(self, workload: Workload, group: WorkloadGroup, pool: PoolState) -> None:
         """Record a nomination: the workload starts once the terminating work on its GPUs is gone."""
         self.nominated[workload.id] = workload, group
-        self.ahead.setdefault(pool.pool.name, []).append(workload.id)
+        self.served_in_pool.setdefault(pool.pool.name, []).append(workload.id)
         self.progress.decisions += 1
 
     def _write_nominations(self) -> None:
@@ -236,16 +245,16 @@ class PlanBuilder:
         for workload, _ in self.nominated.values():
             nomination = self.cluster.nominations.get(workload.id)
             if nomination is not None:
-                self.waiting[workload.id] = self._reclaiming(workload, nomination, victims.get(workload.id, ()))
+                self.waiting[workload.id] = self._reclaiming_reason(workload, nomination, victims.get(workload.id, ()))
 
-    def _reclaiming(self, workload: Workload, nomination: Allocation, victims: Sequence[Allocation]) -> Waiting:
+    def _reclaiming_reason(self, workload: Workload, nomination: Allocation, victims: Sequence[Allocation]) -> Waiting:
         pool, parts = nomination.pool, nomination.parts
-        ids, deadline = self._in_the_way(workload, parts, victims)
+        ids, deadline = self._blocking_workloads(workload, parts, victims)
         amount = from_milli(self.cluster.need(workload).total)
         outliving: list[tuple[NodeState, Terminating]] = []
         for part in parts:
             if part.node.node.terminating:
-                outliving += [(part.node, pod) for pod in _outliving(self.cluster, part)]
+                outliving += [(part.node, pod) for pod in _terminating_on(self.cluster, part)]
         if outliving:
             deadline = max([deadline] + [pod.deadline for _, pod in outliving])
         facts: Facts = (Fact("nomination_free_soon", {"needs": amount, "kind": workload.kind}),)
@@ -269,7 +278,7 @@ class PlanBuilder:
             tuple(ids),
         )
 
-    def spare(self, workload: Workload) -> None:
+    def cancel_eviction(self, workload: Workload) -> None:
         """Remove the eviction or move of a workload."""
         self.evicted.pop(workload.id, None)
         self.moved.pop(workload.id, None)
@@ -278,13 +287,13 @@ class PlanBuilder:
     def keep_workers(self, allocation: Allocation, parts: tuple[WorkerPlacement, ...]) -> None:
         """Record that a gang that shrinks goes on with these parts."""
         move = self.moved[allocation.workload.id]
-        facts = (*move.facts[:-1], _goes_on(len(parts), len(move.source)))
-        frees = from_milli(allocation.amount - allocation.need.gpus * len(parts))
+        facts = (*move.facts[:-1], _shrink_fact(len(parts), len(move.source)))
+        frees = from_milli(allocation.milli_gpus - allocation.need.gpus * len(parts))
         numbers = {**move.numbers, "keeps": len(parts), "frees": frees}
         self.moved[move.id] = replace(move, to=placement_of(parts), facts=facts, numbers=numbers)
         self.progress.decisions += 1
 
-    def _in_the_way(
+    def _blocking_workloads(
         self, workload: Workload, parts: Sequence[WorkerPlacement], victims: Sequence[Allocation]
     ) -> tuple[list[str], float]:
         """Return the workloads that have to terminate first, and the time by which they are gone."""
@@ -294,12 +303,12 @@ class PlanBuilder:
                 leaving[allocation.workload.id] = allocation
         for part in parts:
             for allocation in part.node.allocations.values():
-                if allocation.terminating and _touches(allocation, part):
+                if allocation.terminating and _shares_devices(allocation, part):
                     leaving[allocation.workload.id] = allocation
-        ends = [self._gone_by(allocation.workload) for allocation in leaving.values()]
+        ends = [self._ends_by(allocation.workload) for allocation in leaving.values()]
         return sorted(leaving), max(ends, default=self.cluster.now)
 
-    def _gone_by(self, victim: Workload) -> float:
+    def _ends_by(self, victim: Workload) -> float:
         if victim.state == "checkpointing" and victim.deadline is not None:
             return victim.deadline
         return self.cluster.now + self.cluster.grace(victim)
@@ -308,24 +317,24 @@ class PlanBuilder:
         allocation = self.cluster.allocations[id]
         victim, account = allocation.workload, self.cluster.account(allocation.workload)
         values: dict[str, Number] = {"victim": id, "kind": victim.kind, "owner": victim.owner}
-        return Fact("by_victim", {**values, "team": account.team.name, "gpus": from_milli(allocation.amount)})
+        return Fact("by_victim", {**values, "team": account.team.name, "gpus": from_milli(allocation.milli_gpus)})
 
     def wait(self, waiting: Waiting) -> None:
         """Record that a workload waits, and why."""
         self.waiting[waiting.id] = waiting
 
-    def wait_instead(self, waiting: Waiting) -> None:
+    def wait_with_own_reason(self, waiting: Waiting) -> None:
         """Record a more exact reason for one workload than for the others of its group."""
-        self._instead[waiting.id] = waiting
+        self._own_reasons[waiting.id] = waiting
 
     def _pending(self) -> Pending:
         groups = self.groups
-        if self._instead:
+        if self._own_reasons:
             groups = [
-                PendingGroup(number, tuple(w for w in members if w.id not in self._instead), reason)
+                PendingGroup(number, tuple(w for w in members if w.id not in self._own_reasons), reason)
                 for number, members, reason in groups
             ]
-        return Pending(self.waiting | self._instead, groups)
+        return Pending(self.waiting | self._own_reasons, groups)
 
     def plan(self) -> Plan:
         """Return the plan."""
@@ -346,7 +355,7 @@ class PlanBuilder:
         )
 
 
-def _goes_on(workers: int, of: int) -> Fact:
+def _shrink_fact(workers: int, of: int) -> Fact:
     return Fact("goes_on", {"workers": workers, "of": of})
 
 
@@ -386,7 +395,7 @@ def stuck_in(cluster: ClusterState, pool: PoolState) -> tuple[Facts, int]:
     return tuple(facts), amount
 
 
-def _outliving(cluster: ClusterState, part: WorkerPlacement) -> list[Terminating]:
+def _terminating_on(cluster: ClusterState, part: WorkerPlacement) -> list[Terminating]:
     """Return what ended attempts still hold of a part's devices, without what is stuck."""
     node = part.node.node
     devices = {devices_of(node)[at] for at in part.devices}
@@ -394,7 +403,7 @@ def _outliving(cluster: ClusterState, part: WorkerPlacement) -> list[Terminating
     return [pod for pod in ending if not devices.isdisjoint(pod.devices) or not part.devices]
 
 
-def _touches(allocation: Allocation, part: WorkerPlacement) -> bool:
+def _shares_devices(allocation: Allocation, part: WorkerPlacement) -> bool:
     for other in allocation.parts:
         if other.node is part.node and (not part.devices or not set(part.devices).isdisjoint(other.devices)):
             return True
@@ -405,7 +414,7 @@ def quota_numbers(account: Account, pool: str, non_preemptible: bool) -> tuple[i
     """Return (reserved, used) of the line that decides in this pool: the tightest of those that reserve."""
     guarantor = account.guarantor(pool)
     if guarantor is None:
-        return 0, account.in_pool.get(pool, 0)
+        return 0, account.used_in_pool.get(pool, 0)
     lines = guarantor.reserving(pool)
     line = min(
         lines,
@@ -414,18 +423,18 @@ def quota_numbers(account: Account, pool: str, non_preemptible: bool) -> tuple[i
     return line.quota.reserved, line.non_preemptible if non_preemptible else line.future
 
 
-def _beside(preemptor: Preemptor, victim: Victim, victims: Sequence[Victim]) -> Facts:
+def _shared_host_facts(preemptor: Preemptor, victim: Victim, victims: Sequence[Victim]) -> Facts:
     """Return what the preemptor gets of the CPU, memory and pods of a victim in another pool, and on which nodes.
 
     `victims`: all that leave for it; the cluster has evicted them already.
     """
-    if not preemptor.pool.beside or victim.allocation.is_in(preemptor.pool):
+    if not preemptor.pool.peer_pools or victim.allocation.is_in(preemptor.pool):
         return ()
     short: dict[str, None] = {}
     hosts: dict[str, None] = {}
     for part in victim.gone:
-        for node in [other for other in part.node.beside if other.pool is preemptor.pool]:
-            gone = [v.allocation.need for v in victims for p in v.gone if p.node is node or p.node in node.beside]
+        for node in [other for other in part.node.host_peers if other.pool is preemptor.pool]:
+            gone = [v.allocation.need for v in victims for p in v.gone if p.node is node or p.node in node.host_peers]
             lacks = shortage_on(node, preemptor.need, gone)
             if lacks is not None and lacks.is_held_by(victim.allocation.need):
                 hosts[node.node.host] = None

@@ -53,8 +53,10 @@ class Restarts:
 
 def _waiting(job: Workload, now: float) -> Workload:
     """Return a job as it waits after it was moved, at its place in the order."""
-    ran = job.ran + max(0.0, now - (now if job.started_at is None else job.started_at))
-    return replace(job, state="pending", started_at=None, placement=(), nomination=(), attempt=job.attempt + 1, ran=ran)
+    ran = job.earlier_runtime + max(0.0, now - (now if job.started_at is None else job.started_at))
+    return replace(
+        job, state="pending", started_at=None, placement=(), nomination=(), attempt=job.attempt + 1, earlier_runtime=ran
+    )
 
 
 def _started(plan: Plan, jobs: Sequence[Workload]) -> frozenset[str] | None:

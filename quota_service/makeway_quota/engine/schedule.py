@@ -12,7 +12,7 @@ from .cycle.reasons import explain, refuse
 from .cycle.relocation import relocate
 from .cycle.rounds import MAX_ROUNDS, Rounds
 from .cycle.scaling import scale
-from .cycle.sparing import Eviction, spare
+from .cycle.sparing import Eviction, cancel_needless_evictions
 from .index.cluster import Cluster
 from .index.groups import PendingWorkloads, WorkloadGroup
 from .plan import Plan
@@ -36,7 +36,7 @@ def decide(cluster: Cluster, groups: PendingWorkloads, why: bool = True, demand:
     cluster.launches = demand
     builder = PlanBuilder(cluster)
     _withdraw_inadmissible(cluster, builder, groups)
-    heads = groups.open()
+    heads = groups.begin()
     rounds = Rounds(cluster, builder, heads, heads if groups.any_starving() else [], why)
     rounds.run()
     _grow(cluster, builder, heads, rounds)
@@ -76,7 +76,7 @@ def _withdraw_needless(builder: PlanBuilder, rounds: Rounds, groups: PendingWork
     """
     withdrawn_evictions: set[Eviction] = set()
     for _ in range(MAX_ROUNDS):
-        if not spare(builder, withdrawn_evictions) and not relocate(builder, groups):
+        if not cancel_needless_evictions(builder, withdrawn_evictions) and not relocate(builder, groups):
             break
         rounds.run()
     return bool(withdrawn_evictions)
@@ -85,7 +85,9 @@ def _withdraw_needless(builder: PlanBuilder, rounds: Rounds, groups: PendingWork
 def _refuse(cluster: Cluster, builder: PlanBuilder, heads: list[WorkloadGroup]) -> list[WorkloadGroup]:
     """Refuse the sessions that are not in quota in any of their pools (rule 2); return their groups."""
     refused = [
-        group for group in heads if group.is_protected_session and not group.borrows and not group.in_quota_somewhere()
+        group
+        for group in heads
+        if group.is_protected_session and not group.may_borrow and not group.in_quota_somewhere()
     ]
     for group in refused:
         refuse(cluster, builder, group)

@@ -152,7 +152,7 @@ class Profile:
     time_limit: float | None = None
     models: tuple[str, ...] = ()
 
-    def patience(self, kind: Kind) -> float:
+    def reclaim_delay(self, kind: Kind) -> float:
         """Return how long work waits for free GPUs before it evicts others (rule 5.8); sessions do not."""
         return 0.0 if kind == "session" else self.reclaim_after
 
@@ -221,7 +221,7 @@ class Workload:
     `failed_node` is the node it was lost on, if that is why it is pending again.
     `expected` is how many seconds its present attempt takes, a low estimate from what such work took
     before; it only serves forecasts.
-    `ran` is how many seconds its earlier attempts took together.
+    `earlier_runtime` is how many seconds its earlier attempts took together.
     `avoid` names nodes that it is not placed on, because it was lost there repeatedly.
     `preemptible` None means the default of its kind: jobs are, sessions are not.
     """
@@ -251,7 +251,7 @@ class Workload:
     memory: int | None = None
     time_limit: float | None = None
     expected: float | None = None
-    ran: float = 0.0
+    earlier_runtime: float = 0.0
     avoid: tuple[str, ...] = ()
 
     @property

@@ -165,6 +165,6 @@ def over_quota(account: Account, pools: Iterable[str]) -> int:
         under.setdefault(guarantor.reserving(pool) if guarantor else (), []).append(pool)
     total = 0
     for lines, members in under.items():
-        used = sum(account.in_pool.get(pool, 0) for pool in members)
-        total += min(used, lines[0].account.over(members[0])) if lines else used
+        used = sum(account.used_in_pool.get(pool, 0) for pool in members)
+        total += min(used, lines[0].account.over_quota_use(members[0])) if lines else used
     return total

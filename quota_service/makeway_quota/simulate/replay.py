@@ -203,7 +203,7 @@ class Replay:
         self.changed = True
         if arrival.until is not None:
             heapq.heappush(self._until, (arrival.until, arrival.id))
-        if patience := self.profiles[row.profile].patience("job") if row.profile in self.profiles else 0.0:
+        if patience := self.profiles[row.profile].reclaim_delay("job") if row.profile in self.profiles else 0.0:
             heapq.heappush(self._patient, (arrival.submit + patience, arrival.id))
 
     def _end_patience(self) -> None:

@@ -191,7 +191,7 @@ class FileWorkload(Table):
     memory: Mib | None = None
     time_limit: Duration | None = None
     expected: Duration | None = None
-    ran: Duration = 0.0
+    earlier_runtime: Duration = Field(0.0, alias="ran")
     avoid: Many[Name] = ()
 
 

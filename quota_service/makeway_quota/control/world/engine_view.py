@@ -339,6 +339,6 @@ def as_workload(
         memory=row.memory,
         time_limit=row.time_limit,
         expected=expected,
-        ran=row.ran,
+        earlier_runtime=row.ran,
         avoid=to_avoid(row.lost_on),
     )

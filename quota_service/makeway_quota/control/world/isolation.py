@@ -364,6 +364,6 @@ def simplest(workload: Workload) -> Workload:
         min_workers=None,
         time_limit=None,
         expected=None,
-        ran=0.0,
+        earlier_runtime=0.0,
         avoid=(),
     )

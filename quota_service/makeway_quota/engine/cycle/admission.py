@@ -50,7 +50,7 @@ def _start(
     builder: PlanBuilder, group: WorkloadGroup, workload: Workload, parts: tuple[WorkerPlacement, ...], in_quota: bool
 ) -> None:
     builder.start(workload, builder.cluster.start(workload, group.need, parts), in_quota)
-    builder.came_from[workload.id] = group
+    builder.group_of_started[workload.id] = group
 
 
 def start_beside_hold(
@@ -199,9 +199,9 @@ def _rearrange(builder: PlanBuilder, group: WorkloadGroup, preemptor: Preemptor,
     """Record the moves and nominate the GPUs that they free; starts of this very plan start elsewhere at once."""
     cluster, workload = builder.cluster, preemptor.workload
     for moving in change.moves:
-        if moving.allocation.fresh:
+        if moving.allocation.started_in_plan:
             _start_elsewhere(builder, moving)
-    moves = [moving for moving in change.moves if not moving.allocation.fresh]
+    moves = [moving for moving in change.moves if not moving.allocation.started_in_plan]
     if not moves and try_start(builder, group, workload, preemptor.pool, change.parts, True):
         return
     cluster.nominate(workload, group.need, change.parts)
@@ -234,14 +234,14 @@ def _carry_out(
     for allocation in fresh:
         cluster.restore(allocation)
         put_back(builder, allocation)
-        builder.replaced.setdefault(allocation.workload.id, set()).add(workload.id)
+        builder.preemptors_of_withdrawn.setdefault(allocation.workload.id, set()).add(workload.id)
     if fresh:
         parts = find(preemptor.pool, group.need, True)  # prefer GPUs that are free now to those that will be
     if victims:
         builder.evict(preemptor, victims)
     for pool in (preemptor.pool, *[other for other in group.pools if other is not preemptor.pool]):
         in_quota = not over_quota and cluster.ledger.in_quota(
-            group.account, pool.pool.name, preemptor.amount, group.non_preemptible
+            group.account, pool.pool.name, preemptor.milli_gpus, group.non_preemptible
         )
         if (in_quota or over_quota) and start_beside_hold(builder, group, workload, pool, parts, not in_quota):
             return
@@ -254,6 +254,6 @@ def put_back(builder: PlanBuilder, start: Allocation) -> None:
     builder.progress.withdrawn_starts += 1
     builder.cluster.withdraw(start)
     builder.withdraw(start.workload)
-    group = builder.came_from.pop(start.workload.id)
+    group = builder.group_of_started.pop(start.workload.id)
     group.put_back(start.workload)
-    builder.returned.append((group, start.workload.owner))
+    builder.withdrawn_starts.append((group, start.workload.owner))

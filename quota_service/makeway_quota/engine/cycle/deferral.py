@@ -39,7 +39,7 @@ class Deferral:
 
 def deferral(cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup) -> Deferral | None:
     """Return why a group waits although it may evict others for its oldest workload later; None if it may not."""
-    if not group.total or not (group.patient or (group.kind == "job" and cluster.protecting)):
+    if not group.total or not (group.reclaim_deferred or (group.kind == "job" and cluster.protecting)):
         return None
     workload = min(group.members(), key=age)
     moves = [pool for pool in group.pools if guaranteed(cluster, group, pool)]
@@ -50,10 +50,10 @@ def deferral(cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup) -> De
             return _evicted(cluster, group, workload, ways, moves)
 
     patience = cluster.profiles[workload.profile].reclaim_after
-    patient_until = workload.submitted_at + patience if group.patient else cluster.now
+    patient_until = workload.submitted_at + patience if group.reclaim_deferred else cluster.now
     waits = Deferral("patience", "reclaim_after", Fact("patience", {"wait": patience}), {"reclaim_after": patience})
     if not ways or evicted(cluster.now) is not None:
-        return waits if ways and group.patient else None
+        return waits if ways and group.reclaim_deferred else None
     ends = _ends(cluster) if group.kind == "job" else []
     victims = evicted(ends[-1]) if ends else None
     if victims is None:
@@ -64,7 +64,7 @@ def deferral(cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup) -> De
         earlier = evicted(ends[middle])
         first, last = (first, middle) if earlier is not None else (middle + 1, last)
         victims = victims if earlier is None else earlier
-    if group.patient and ends[first] <= patient_until:
+    if group.reclaim_deferred and ends[first] <= patient_until:
         return waits
     return _protected(cluster, victims, ends[first])
 
@@ -85,7 +85,7 @@ def _ways(
     result = [(p, rights) for p in in_quota for rights in rights_of(cluster, workload, group.account, p, True)]
     if group.non_preemptible:
         result += [(pool, ("reservation", "own_team_any_priority")) for pool in in_quota]
-    for pool in group.pools if group.borrows else ():
+    for pool in group.pools if group.may_borrow else ():
         coming = allowed(cluster, group.account, pool, group.total, True) and find(pool, group.need, True)
         if pool.pool.name not in builder.holds and not coming:
             result += [(pool, rights) for rights in rights_of(cluster, workload, group.account, pool, False)]
@@ -121,7 +121,7 @@ def _protected(cluster: Cluster, victims: Sequence[Workload], until: float) -> D
         "team": last.team,
         "kind": last.kind,
         "owner": last.owner,
-        "gpus": from_milli(cluster.allocations[last.id].amount),
+        "gpus": from_milli(cluster.allocations[last.id].milli_gpus),
         "min_runtime": cluster.profiles[last.profile].min_runtime,
         "others": len(protected) - 1,
     }

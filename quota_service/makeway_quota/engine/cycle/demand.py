@@ -82,7 +82,7 @@ def in_order(
     for place, group, members in groups:
         rank += place != last
         last = place
-        owners = group.account.owners if cluster.settings.user_fairness else {}
+        owners = group.account.used_by_owner if cluster.settings.user_fairness else {}
         result += [(rank, owners.get(w.owner, 0), w.submitted_at, w.id, group, w) for w in members]
     if cluster.nominations:
         result = [entry for entry in result if entry[3] not in cluster.nominations]
@@ -137,7 +137,7 @@ class Allowance:
 
     def __init__(self, cluster: Cluster, waiting: Iterable[WorkloadGroup]) -> None:
         self.cluster = cluster
-        self._reserves = any(not group.borrows for group in waiting)
+        self._reserves = any(not group.may_borrow for group in waiting)
         """Whether any of them has to stay in quota"""
         self.minus: dict[LineState, int] = {}
         """Line to the negated milli-GPUs that are claimed of its limit."""
@@ -154,7 +154,7 @@ class Allowance:
     def bounds(self, group: WorkloadGroup, pool: PoolState) -> bool:
         """Whether one of a group may ever be denied in a pool."""
         limited = pool.pool.capacity is not None or bool(group.account.limiting(pool.pool.name))
-        return not group.borrows or (group.need.total > 0 and limited)
+        return not group.may_borrow or (group.need.total > 0 and limited)
 
     def admits(self, group: WorkloadGroup, pool: PoolState, in_future: bool) -> bool:
         """Whether one more of a group is within limits and capacity, now or `in_future`, and in quota if it has to be.
@@ -175,7 +175,7 @@ class Allowance:
             return False
         if amount and self.cluster.ledger.over_limit(group.account, name, amount, in_future, self.minus) is not None:
             return False
-        return group.borrows or self._in_quota(group, name)
+        return group.may_borrow or self._in_quota(group, name)
 
     def claim(self, group: WorkloadGroup, pools: tuple[str, ...]) -> None:
         """Record that one of a group claims a node in one of these pools."""

@@ -23,10 +23,10 @@ def grow(cluster: Cluster, builder: PlanBuilder, waiting: list[WorkloadGroup]) -
         pool.pool.name
         for group in waiting
         for pool in group.pools
-        if any(group.lines.values())
+        if any(group.owner_queues.values())
         and cluster.ledger.in_quota(group.account, pool.pool.name, group.need.total, group.non_preemptible)
     }
-    wanted.update([name for pool in wanted for name in cluster.pools[pool].beside])
+    wanted.update([name for pool in wanted for name in cluster.pools[pool].peer_pools])
     grew = False
     for allocation in elastic:
         if allocation.pool.pool.name not in wanted:

@@ -30,7 +30,7 @@ def _start_on_nominated(cluster: Cluster, builder: PlanBuilder, group: WorkloadG
     nominated = cluster.withdraw_nomination(workload)
     pool = nominated[0].node.pool
     in_quota = nomination_outlives_quota(group, nominated, pool) or guaranteed(cluster, group, pool, len(nominated))
-    able = in_quota or group.borrows
+    able = in_quota or group.may_borrow
     if able and is_still_free(nominated, group) and try_start(builder, group, workload, pool, nominated, in_quota):
         return True
     cluster.nominate(workload, group.need, nominated)
@@ -75,13 +75,15 @@ def _start(
         if nomination_outlives_quota(group, nominated, pool) or guaranteed(cluster, group, pool)
     ]
     if in_quota:
-        replaces = workload.nomination or any(workload.id in names for names in builder.replaced.values())
+        replaces = workload.nomination or any(
+            workload.id in names for names in builder.preemptors_of_withdrawn.values()
+        )
         # over quota elsewhere, what it replaced would replace it in turn
-        pools = group.pools if group.borrows and not replaces else in_quota
+        pools = group.pools if group.may_borrow and not replaces else in_quota
         return not over_quota and any(
             try_start(builder, group, workload, pool, nominated, pool in in_quota) for pool in pools
         )
-    if not group.borrows:
+    if not group.may_borrow:
         return False
     if over_quota:
         return any(start_beside_hold(builder, group, workload, pool, nominated, True) for pool in group.pools)

@@ -72,7 +72,7 @@ def _holders(cluster: Cluster, guarantee: Guarantee | None) -> list[tuple[str, i
     for allocation in allocations if guarantee else ():
         workload = allocation.workload
         account = cluster.account(workload)
-        for pool, amount in allocation.shares or ((allocation.pool, allocation.amount),):
+        for pool, amount in allocation.shares or ((allocation.pool, allocation.milli_gpus),):
             if workload.non_preemptible and amount and guarantee and guarantee.counts(account, pool.pool.name):
                 name = workload.owner or workload.id
                 held[name] = held.get(name, 0) + amount
@@ -95,7 +95,7 @@ def explain(cluster: Cluster, builder: PlanBuilder, waiting: Iterable[WorkloadGr
             pending_reason = known.get(group.reason_class)
             if pending_reason is None:
                 pending_reason = known[group.reason_class] = _reason(cluster, builder, group)
-            if group.patient or cluster.protecting:
+            if group.reclaim_deferred or cluster.protecting:
                 pending_reason = _deferred(cluster, builder, group, pending_reason, deferrals)
             builder.groups.append(PendingGroup(group.number, members, pending_reason))
 
@@ -110,15 +110,22 @@ def _deferred(
     """Return the reason of a group, or the rule by which it may evict only later (5.3, 5.8) instead."""
     if reason.code not in DEFERRABLE:
         return reason
-    alike = (group.rights_class, group.request_class, group.priority, group.kind, group.profile.name, group.patient)
-    if group.patient or alike not in known:
+    alike = (
+        group.rights_class,
+        group.request_class,
+        group.priority,
+        group.kind,
+        group.profile.name,
+        group.reclaim_deferred,
+    )
+    if group.reclaim_deferred or alike not in known:
         known[alike] = deferral(cluster, builder, group)
     later = known[alike]
     if later is None:
         return reason
     facts = (*(fact for fact in reason.facts if fact.code != "no_victims"), later.fact)
     numbers = {**reason.numbers, **later.numbers}
-    patience = group.profile.reclaim_after if group.patient else 0.0
+    patience = group.profile.reclaim_after if group.reclaim_deferred else 0.0
     return PendingReason(later.code, later.rule, facts, numbers, later.until, reason.more, patience)
 
 
@@ -188,7 +195,7 @@ def _not_allowed(cluster: Cluster, group: WorkloadGroup, pool: PoolState) -> Rea
     if amount and not in_quota and (group.non_preemptible or account.team.weight == "None"):
         tightest = account.tightest(name, group.non_preemptible)
         reserved, used = (tightest.reserved, tightest.used(group.non_preemptible)) if tightest else (0, 0)
-        used = used if tightest else account.in_pool.get(name, 0)
+        used = used if tightest else account.used_in_pool.get(name, 0)
         code = "never_over_quota" if group.non_preemptible else "team_never_over_quota"
         whose = tightest.line.account.team.name if tightest else account.team.name
         values = {"team": whose, "uses": from_milli(used), "reserved": from_milli(reserved)}
@@ -258,7 +265,7 @@ def _beside_guaranteed(cluster: Cluster, group: WorkloadGroup, pool: PoolState) 
     need = group.need
     if not _fits(cluster, pool, need, "spare"):
         return None
-    beside = [cluster.pools[other] for other in pool.beside]
+    beside = [cluster.pools[other] for other in pool.peer_pools]
     keeping = [other for other in (pool, *beside) if min(other.guaranteed(), max(other.free, other.future)) > 0]
     pool = next(iter(keeping), pool)
     name = pool.pool.name
@@ -373,7 +380,7 @@ def _not_there(cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup, poo
         "total": from_milli(total),
     }
     values: dict[str, Number] = {**_request(group), **numbers, "pool": name}
-    ahead = builder.ahead.get(name, [])
+    ahead = builder.served_in_pool.get(name, [])
     if ahead and _fits(cluster, pool, need, "first"):
         fact = Fact("outranked", {**values, "ahead": tuple(ahead)})
         return Reason("outranked", "order", (fact,), {**numbers, "ahead": len(ahead)})
@@ -400,7 +407,7 @@ def _beside(cluster: Cluster, pool: PoolState) -> Facts:
     """Return which other pools' work uses the CPU, memory and pods of the pool's nodes; nothing where none does."""
     asked = ("beside", pool.pool.name)
     if asked not in cluster.answers:
-        others = (other for node in pool.nodes if node.usable for other in node.beside if any(other.own))
+        others = (other for node in pool.nodes if node.usable for other in node.host_peers if any(other.own))
         cluster.answers[asked] = tuple(sorted({other.pool.pool.name for other in others}))
     pools: tuple[str, ...] = cluster.answers[asked]
     return (Fact("beside", {"pools": pools}),) if pools else ()

@@ -64,7 +64,7 @@ def _relocated(builder: PlanBuilder, group: WorkloadGroup, workload: Workload, p
     able = [
         pool
         for pool in group.pools
-        if _in_quota(group, pool) or (group.borrows and pool.pool.name not in builder.holds)
+        if _in_quota(group, pool) or (group.may_borrow and pool.pool.name not in builder.holds)
     ]
     for pool in able:
         if parts := _room(cluster, group, workload, pool):
@@ -105,7 +105,9 @@ def _beside_workers_that_stay(cluster: Cluster, workload: Workload, pool: PoolSt
     gang = cluster.allocations[workload.id]
     need = gang.need
     kept: list[WorkerPlacement] = []
-    for part in sorted(gang.parts, key=lambda item: item.worker) if gang.pool is pool and not gang.fixed else ():
+    for part in (
+        sorted(gang.parts, key=lambda item: item.worker) if gang.pool is pool and not gang.all_or_nothing else ()
+    ):
         if len(kept) < need.min_workers - 1 and stays(gang, part) and fits_later([*kept, part], need):
             kept.append(part)
     if not kept:
@@ -139,8 +141,8 @@ def _later_starts(
     cluster = builder.cluster
     started = [cluster.allocations[name] for name in sorted(builder.started) if name not in preemptors]
     light = group.need.cpu or group.need.memory  # then what requests no GPUs may be in the way, too
-    near = [a for a in started if a.pool is pool or a.pool.pool.name in pool.beside]
-    fresh = [a for a in near if (a.amount or light) and _may_wait(cluster, a)]
+    near = [a for a in started if a.pool is pool or a.pool.pool.name in pool.peer_pools]
+    fresh = [a for a in near if (a.milli_gpus or light) and _may_wait(cluster, a)]
     if not fresh:
         return None
     with _Withdrawn(cluster, fresh):
@@ -148,7 +150,7 @@ def _later_starts(
         mine = key(cluster, group, pool, workload, over_quota)
         later = []
         for start in fresh:
-            theirs = key(cluster, builder.came_from[start.workload.id], start.pool, start.workload, over_quota)
+            theirs = key(cluster, builder.group_of_started[start.workload.id], start.pool, start.workload, over_quota)
             in_quota = builder.started[start.workload.id].in_quota
             if (in_quota and not over_quota and theirs > mine) or (not in_quota and (not over_quota or theirs > mine)):
                 later.append((theirs, start))
@@ -191,14 +193,14 @@ def _freed(builder: PlanBuilder, moving: Workload) -> list[_Freed]:
     """Return what the victims in other teams than their preemptors' give up, that of `moving` left out, which moves."""
     workloads, allocations = builder.cluster.workloads, builder.cluster.allocations
     freed = [
-        _Freed(allocations[name], allocations[name].amount, workloads[eviction.preemptor])
+        _Freed(allocations[name], allocations[name].milli_gpus, workloads[eviction.preemptor])
         for name, eviction in builder.evicted.items()
         if name != moving.id
     ]
     for move in builder.moved.values():
         if move.rule == "shrink":
             gang = allocations[move.id]
-            freed.append(_Freed(gang, gang.amount - gang.need.gpus * len(move.to), workloads[move.preemptor]))
+            freed.append(_Freed(gang, gang.milli_gpus - gang.need.gpus * len(move.to), workloads[move.preemptor]))
     return [item for item in freed if item.amount and item.victim.workload.team != item.preemptor.team]
 
 
@@ -211,7 +213,7 @@ def _made_candidates(builder: PlanBuilder, withdrawn: Sequence[Allocation], movi
     last: dict[LineState, int] = {}
     for item in freed:
         for line in (line for level in cluster.account(item.victim.workload).chain for line in level.lines):
-            counted = item.victim.counts_on(line.quota) * item.amount // item.victim.amount
+            counted = item.victim.counts_on(line.quota) * item.amount // item.victim.milli_gpus
             last[line] = min(last.get(line, 0), -counted)
     result: list[Allocation] = []
     for victim, _, preemptor in freed:
@@ -230,7 +232,7 @@ def _made_candidates(builder: PlanBuilder, withdrawn: Sequence[Allocation], movi
 
 def _could_evict_from(builder: PlanBuilder, start: Allocation, victim: Allocation) -> bool:
     """Whether a start that waits again could evict a victim that moved, in the pool of either."""
-    pools = [pool for pool in builder.came_from[start.workload.id].pools if pool in (start.pool, victim.pool)]
+    pools = [pool for pool in builder.group_of_started[start.workload.id].pools if pool in (start.pool, victim.pool)]
     return any(_could_evict(builder.cluster, start, victim, pool) for pool in pools)
 
 
@@ -238,7 +240,7 @@ def _could_evict(cluster: Cluster, asking: Allocation, victim: Allocation, pool:
     """Whether a workload that waits again would have a right to evict another one for a place in a pool."""
     workload, account = asking.workload, cluster.account(asking.workload)
     in_quota = cluster.ledger.in_quota(account, pool.pool.name, asking.need.total, workload.non_preemptible)
-    if not asking.amount or (workload.kind == "job" and cluster.is_protected(victim.workload)):
+    if not asking.milli_gpus or (workload.kind == "job" and cluster.is_protected(victim.workload)):
         return False
     return any(
         Preemptor(cluster, workload, asking.need, account, pool, rights).may_evict_now(victim)

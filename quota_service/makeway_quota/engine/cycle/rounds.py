@@ -40,7 +40,7 @@ class Rounds:
         self.non_preemptible = [group for group in heads if group.non_preemptible and not group.is_protected_session]
         """Jobs that count on the reservation like sessions, and so go before the others."""
         self.others = [group for group in heads if not group.non_preemptible]
-        self.borrowing = [group for group in heads if not group.non_preemptible or group.borrows]
+        self.borrowing = [group for group in heads if not group.non_preemptible or group.may_borrow]
         """The groups of the class over quota: also of non-preemptible work without GPUs."""
         self.sparing = [group for group in heads if group.need.only_spare]
         """The groups of work that a start may give room: it leaves CPU to guaranteed GPUs only while they are free."""
@@ -124,7 +124,7 @@ class Rounds:
 
 def _may_start(group: WorkloadGroup, unschedulable: Unschedulable) -> bool:
     """Whether there may be room over quota, or victims, for a workload of the group."""
-    return (group.nominated or group.borrows) and not unschedulable(group) and group.has_members()
+    return (group.nominated or group.may_borrow) and not unschedulable(group) and group.has_members()
 
 
 def _what_is_held(builder: PlanBuilder) -> list[tuple[object, ...]]:
@@ -152,4 +152,4 @@ def _started_late(
     cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup, workload: Workload, pool: PoolState
 ) -> bool:
     in_quota = guaranteed(cluster, group, pool)
-    return (in_quota or group.borrows) and try_start(builder, group, workload, pool, (), in_quota)
+    return (in_quota or group.may_borrow) and try_start(builder, group, workload, pool, (), in_quota)

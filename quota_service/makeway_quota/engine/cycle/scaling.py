@@ -142,7 +142,7 @@ def _report_waiting(builder: PlanBuilder, demand: _Demand) -> None:
     numbers: dict[str, Number] = {"booting": booting, "wanted": wanted, "pool": name}
     facts = (Fact("waiting_for_node", numbers),)
     for id in demand.by:
-        builder.wait_instead(Waiting(id, "waiting_for_node", "scale_up", facts, numbers))
+        builder.wait_with_own_reason(Waiting(id, "waiting_for_node", "scale_up", facts, numbers))
 
 
 def _report_over_budget(builder: PlanBuilder, demand: _Demand, workload: Workload) -> None:
@@ -150,4 +150,4 @@ def _report_over_budget(builder: PlanBuilder, demand: _Demand, workload: Workloa
     if kind not in demand.reasons:
         numbers: dict[str, Number] = {"max_nodes": demand.pool.pool.max_nodes, "pool": demand.pool.pool.name}
         demand.reasons[kind] = (Fact("over_budget", {**numbers, "kind": kind}),), numbers
-    builder.wait_instead(Waiting(workload.id, "over_budget", "scale_up", *demand.reasons[kind]))
+    builder.wait_with_own_reason(Waiting(workload.id, "over_budget", "scale_up", *demand.reasons[kind]))

@@ -34,14 +34,14 @@ def serve(
     over_quota = unschedulable is not None
 
     def may(group: WorkloadGroup, pool: PoolState) -> bool:
-        return group.borrows if over_quota else guaranteed(cluster, group, pool)
+        return group.may_borrow if over_quota else guaranteed(cluster, group, pool)
 
     entered, out = _split(cluster, waiting, unschedulable)
     if not entered:
         return
     heads = GroupHeads(cluster, entered, over_quota, unschedulable)
-    builder.returned.clear()
-    builder.lowered.clear()
+    builder.withdrawn_starts.clear()
+    builder.lowered_usage.clear()
     releases = builder.progress.releases
     for group, workload, at in heads:
         pool = group.pools[at]
@@ -51,10 +51,10 @@ def serve(
         startable_pools = _startable_pools(group, nominated, eligible_pools)
         nominated_in_quota = bool(nominated) and nominated[0].node.pool in eligible_pools
         may_start_here = pool in startable_pools or (
-            bool(startable_pools) and group.borrows and (over_quota or not nominated_in_quota)
+            bool(startable_pools) and group.may_borrow and (over_quota or not nominated_in_quota)
         )
         # else its nomination outlives its quota
-        starts_over_quota = pool not in startable_pools or (over_quota and group.borrows)
+        starts_over_quota = pool not in startable_pools or (over_quota and group.may_borrow)
         if may_start_here and start_beside_hold(builder, group, workload, pool, nominated, starts_over_quota):
             _pop(heads, group, workload)
         elif startable_pools and at + 1 < len(group.pools):
@@ -74,7 +74,7 @@ def serve(
                 builder.progress.decisions += 1  # the nomination no longer fits: its GPUs are free for others
                 builder.progress.releases += 1
         if nominated:
-            builder.lowered.append((group.account, workload.owner))
+            builder.lowered_usage.append((group.account, workload.owner))
         _enter_again(heads, builder, waiting)
         if out and builder.progress.releases != releases:
             for other in out:  # these may have room now; one that came before this turn gets it in the next round
@@ -85,10 +85,10 @@ def serve(
 
 def _enter_again(heads: GroupHeads, builder: PlanBuilder, waiting: list[WorkloadGroup]) -> None:
     """Push what the last decision brought forward: work of owners who use less now, and withdrawn starts."""
-    while builder.lowered:
-        heads.lower(*builder.lowered.pop())
-    while builder.returned:
-        back, owner = builder.returned.pop()
+    while builder.lowered_usage:
+        heads.lower(*builder.lowered_usage.pop())
+    while builder.withdrawn_starts:
+        back, owner = builder.withdrawn_starts.pop()
         if any(group is back for group in waiting):
             heads.enter_again(back, owner)
 
@@ -106,7 +106,7 @@ def _kept_elsewhere(
     group: WorkloadGroup, nominated: tuple[WorkerPlacement, ...], startable_pools: list[PoolState]
 ) -> bool:
     """Whether a workload is nominated over quota in another pool: then nothing is evicted for it."""
-    return bool(nominated) and group.borrows and not any(nominated[0].node.pool is pool for pool in startable_pools)
+    return bool(nominated) and group.may_borrow and not any(nominated[0].node.pool is pool for pool in startable_pools)
 
 
 def nomination_outlives_quota(group: WorkloadGroup, nominated: tuple[WorkerPlacement, ...], pool: PoolState) -> bool:
@@ -115,7 +115,7 @@ def nomination_outlives_quota(group: WorkloadGroup, nominated: tuple[WorkerPlace
     True for work that may not run over quota: other teams of its department may have used the department's
     reservation meanwhile.
     """
-    return (group.non_preemptible or not group.borrows) and nominated[0].node.pool is pool
+    return (group.non_preemptible or not group.may_borrow) and nominated[0].node.pool is pool
 
 
 def _split(
@@ -126,7 +126,7 @@ def _split(
     out: list[WorkloadGroup] = []
     if unschedulable is not None:
         for group in waiting:
-            if group.nominated or group.borrows:
+            if group.nominated or group.may_borrow:
                 (out if unschedulable(group) else able).append(group)
         return able, out
     # These use less of a reservation once a nomination of theirs starts in another pool.
@@ -149,7 +149,7 @@ def _try_reclaim(
 
     A workload that requests no GPUs never evicts (rule 2).
     """
-    if not group.total or group.patient or (over_quota and not _may_evict(builder.cluster, group, pools)):
+    if not group.total or group.reclaim_deferred or (over_quota and not _may_evict(builder.cluster, group, pools)):
         return False
     holds = [builder.holds[pool.pool.name] for pool in pools if over_quota and pool.pool.name in builder.holds]
     mine = [hold for hold in holds if hold.workload is workload]
@@ -167,4 +167,7 @@ def _may_evict(cluster: Cluster, group: WorkloadGroup, pools: list[PoolState]) -
     """Whether there may be victims for a workload over quota."""
     if cluster.settings.fair_share == "reclaim":
         return True
-    return cluster.lowest(group.account.team.name, cluster.reach(group.account, pools)) < group.priority
+    return (
+        cluster.lowest_priority(group.account.team.name, cluster.pools_with_candidates(group.account, pools))
+        < group.priority
+    )

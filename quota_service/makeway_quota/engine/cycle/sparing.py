@@ -36,7 +36,7 @@ Eviction = tuple[str, str, int]
 """A victim, its preemptor, and the number of workers that go on."""
 
 
-def spare(builder: PlanBuilder, withdrawn_evictions: set[Eviction]) -> bool:
+def cancel_needless_evictions(builder: PlanBuilder, withdrawn_evictions: set[Eviction]) -> bool:
     """Spare each victim of the plan that no nomination needs, once from each eviction; return whether any was."""
     cluster = builder.cluster
     evictions = [(eviction.id, eviction.preemptor, 0) for eviction in builder.evicted.values()]
@@ -44,17 +44,17 @@ def spare(builder: PlanBuilder, withdrawn_evictions: set[Eviction]) -> bool:
     victims = [
         (cluster.allocations[eviction[0]], eviction) for eviction in evictions if eviction not in withdrawn_evictions
     ]
-    able = [(victim, eviction) for victim, eviction in victims if _could_stay(builder, victim)]
+    able = [(victim, eviction) for victim, eviction in victims if _may_be_needless(builder, victim)]
     able.sort(key=lambda item: order_of(cluster, item[0], item[0].pool), reverse=True)
     before = len(withdrawn_evictions)
-    known = _Known(builder)
+    known = _PlannedState(builder)
     for victim, eviction in able:
-        if _spare_if_possible(known, victim):
+        if _cancel_if_needless(known, victim):
             withdrawn_evictions.add(eviction)
     return len(withdrawn_evictions) > before
 
 
-def _could_stay(builder: PlanBuilder, victim: Allocation) -> bool:
+def _may_be_needless(builder: PlanBuilder, victim: Allocation) -> bool:
     """Whether its pools could have as many free GPUs in the future as the victim, or one more worker of it, would hold.
 
     With the nominations elsewhere that may be placed in another pool.
@@ -66,7 +66,7 @@ def _could_stay(builder: PlanBuilder, victim: Allocation) -> bool:
             held[part.node.pool.pool.name] += part.milli * len(part.devices)
     if target is not None and target.pool in victim.pools:
         own = victim.pool.pool.name
-        held = {own: min(held[own], target.amount + victim.need.gpus) - target.amount}
+        held = {own: min(held[own], target.milli_gpus + victim.need.gpus) - target.milli_gpus}
     pools = builder.cluster.pools
     for name, amount in held.items():
         future = pools[name].future
@@ -85,7 +85,7 @@ def _movable(builder: PlanBuilder, pool: PoolState, target: Allocation | None) -
     nominations = _nominations(builder)
     room = {name: other.future for name, other in builder.cluster.pools.items()}
     if target is not None:
-        room[target.pool.pool.name] += target.amount
+        room[target.pool.pool.name] += target.milli_gpus
     for _, group, parts in nominations:
         room[parts[0].node.pool.pool.name] += group.total  # nominations of other pools may be placed anew, too
     mine = [group for _, group, parts in nominations if parts[0].node.pool is pool]
@@ -93,7 +93,7 @@ def _movable(builder: PlanBuilder, pool: PoolState, target: Allocation | None) -
     return sum(group.total for group in movable)
 
 
-class _Known:
+class _PlannedState:
     """The nominations of this plan by node, and their number by pool; read anew once a victim was spared."""
 
     def __init__(self, builder: PlanBuilder) -> None:
@@ -172,22 +172,22 @@ class _Known:
         self.read()
         if len(self.all) <= _MAX_REPLACED:
             return self.all
-        pools = set(self.cluster.with_beside(victim.pools))
+        pools = set(self.cluster.with_peer_pools(victim.pools))
         if sum(self._by_pool.get(pool.pool.name, 0) for pool in pools) > _MAX_REPLACED:
             return []
         return [nomination for nomination in self.all if nomination[2][0].node.pool in pools]
 
 
-def _spare_if_possible(known: _Known, victim: Allocation) -> bool:
+def _cancel_if_needless(known: _PlannedState, victim: Allocation) -> bool:
     builder = known.builder
     cluster = builder.cluster
-    if not _could_stay(builder, victim):
+    if not _may_be_needless(builder, victim):
         return False
     known.read()
     target = cluster.withdraw_nomination(victim.workload)
     cluster.restore(victim)
     if not known.is_short(victim, target) and _try(known, victim):
-        builder.spare(victim.workload)
+        builder.cancel_eviction(victim.workload)
         known.stale = True
         return True
     cluster.evict(victim)
@@ -199,7 +199,7 @@ def _spare_if_possible(known: _Known, victim: Allocation) -> bool:
     return False
 
 
-def _with_one_more_worker(known: _Known, victim: Allocation, kept: tuple[WorkerPlacement, ...]) -> bool:
+def _with_one_more_worker(known: _PlannedState, victim: Allocation, kept: tuple[WorkerPlacement, ...]) -> bool:
     """Keep one more worker of a gang that shrinks, the lowest number first; return whether one could be kept."""
     cluster, kept_on = known.cluster, {part.worker for part in kept}
     able = sorted((part for part in victim.parts if stays(victim, part)), key=lambda part: part.worker)
@@ -319,11 +319,11 @@ def _pools_for(builder: PlanBuilder, group: WorkloadGroup, old: PoolState) -> li
     account, total, non_preemptible = group.account, group.total, group.non_preemptible
     able = [p for p in group.pools if total <= account.unreserved(p.pool.name, non_preemptible)]
     if old not in able:
-        able = [pool for pool in group.pools if group.borrows and pool.pool.name not in builder.holds]
+        able = [pool for pool in group.pools if group.may_borrow and pool.pool.name not in builder.holds]
     return [old, *(pool for pool in able if pool is not old)]
 
 
-def _try(known: _Known, victim: Allocation) -> bool:
+def _try(known: _PlannedState, victim: Allocation) -> bool:
     """Place all nominations of this plan beside what a victim keeps; False (nothing changed) if one does not fit."""
     builder, cluster = known.builder, known.cluster
     near = _Nominations(builder, known.on_hosts_of(victim))
@@ -402,7 +402,7 @@ def _planned_on(builder: PlanBuilder, node: NodeState) -> Iterator[tuple[WorkerP
     """Iterate over the parts of starts, nominations and holds on a node, without those that a gang keeps."""
     cluster = builder.cluster
     for allocation in node.allocations.values():
-        if allocation.fresh:
+        if allocation.started_in_plan:
             yield from ((part, allocation.need) for part in allocation.parts if part.node is node)
     for allocation in cluster.nominations.values():
         held = cluster.allocations.get(allocation.workload.id)

@@ -32,7 +32,7 @@ class Unschedulable:
             room = self.room[group.request_class] = self._room(group)
         if room or group.nominated or group.number in self.holding_groups:
             return False
-        return group.patient or not self._may_evict(group)
+        return group.reclaim_deferred or not self._may_evict(group)
 
     def _room(self, group: WorkloadGroup) -> bool:
         if not group.total or self.cluster.settings.fair_share == "reclaim":
@@ -53,8 +53,8 @@ class Unschedulable:
         """Whether the group's team runs lower-priority work whose eviction would be enough."""
         pools = self._open(group)
         known = pools is group.pools and not self.cluster.hosts
-        reached = group.candidate_pools if known else self.cluster.reach(group.account, pools)
-        if not pools or self.cluster.lowest(group.account.team.name, reached) >= group.priority:
+        reached = group.candidate_pools if known else self.cluster.pools_with_candidates(group.account, pools)
+        if not pools or self.cluster.lowest_priority(group.account.team.name, reached) >= group.priority:
             return False
         key = (group.rights_class, group.request_class, group.priority)
         if key not in self.may_evict:
@@ -67,7 +67,7 @@ class Unschedulable:
         if not whole:
             return True
         freed: dict[int, int] = {}
-        for allocation in self.cluster.less_than(pool, group.account.team.name, group.priority):
+        for allocation in self.cluster.preemptible_below(pool, group.account.team.name, group.priority):
             for part in allocation.parts_in(pool):
                 at = part.node.position
                 freed[at] = freed.get(at, 0) + len(part.devices)

@@ -124,7 +124,7 @@ def _is_unchanged(cluster: ClusterState, workload: Workload, allocation: Allocat
     if not allocation.parts or workload.state not in _AT_WORK:
         return False
     old = allocation.workload
-    if allocation.fresh:
+    if allocation.started_in_plan:
         same = workload.placement == placement_of(allocation.parts) and old.evicted_for is None
     else:
         same = workload.placement == old.placement and old.state in _AT_WORK
@@ -142,13 +142,13 @@ def _counts_as(workload: Workload) -> tuple[object, ...]:
 def _keep(cluster: ClusterState, allocation: Allocation, workload: Workload) -> None:
     """Keep an allocation with the newer workload record; its expected end may have changed."""
     allocation.workload = workload
-    if allocation.fresh:
-        allocation.fresh = False
+    if allocation.started_in_plan:
+        allocation.started_in_plan = False
         del cluster.fresh[workload.id]
     for part in allocation.parts:
         part.node.placed[workload.id] = allocation
         part.node.pool.moved.append(part.node)
-        for other in part.node.beside:
+        for other in part.node.host_peers:
             other.pool.moved.append(other)
     cluster.note(allocation)
 
@@ -158,11 +158,11 @@ def _yields_from(cluster: ClusterState, workload: Workload) -> float:
     after = cluster.settings.yields_after
     if not after or workload.non_preemptible or workload.kind != "job":
         return inf
-    if workload.ran >= after:
+    if workload.earlier_runtime >= after:
         return -inf
     if workload.state not in _AT_WORK or workload.started_at is None:
         return inf
-    return workload.started_at + after - workload.ran
+    return workload.started_at + after - workload.earlier_runtime
 
 
 def _time(cluster: ClusterState, workload: Workload) -> None:
@@ -250,7 +250,7 @@ def _record(cluster: ClusterState, allocation: Allocation, sign: int) -> None:
     """Add an allocation of the snapshot to the ledger (1), or remove it (-1)."""
     if sign > 0:
         _count_request(cluster, allocation)
-    amount = sign * allocation.amount
+    amount = sign * allocation.milli_gpus
     cluster.record(allocation, now=amount, terminating=amount if allocation.terminating else 0)
     cluster.count(allocation, sign)
 
@@ -274,8 +274,8 @@ def _count_request(cluster: ClusterState, allocation: Allocation) -> None:
     if len(workload.placement) == 1 and allocation.parts:
         (placed,) = workload.placement
         allocation.pool = allocation.parts[0].node.pool
-        allocation.amount = placed.milli * len(placed.devices) if placed.devices else need.gpus
-        allocation.shares, allocation.fixed = (), allocation.pool not in served
+        allocation.milli_gpus = placed.milli * len(placed.devices) if placed.devices else need.gpus
+        allocation.shares, allocation.all_or_nothing = (), allocation.pool not in served
         return
     there = [(placed, cluster.nodes.get(placed.node)) for placed in workload.placement]
     known = [node.pool for _, node in there if node is not None]
@@ -285,9 +285,9 @@ def _count_request(cluster: ClusterState, allocation: Allocation) -> None:
         pool = allocation.pool if node is None else node.pool
         held = placed.milli * len(placed.devices) if placed.devices and node is not None else need.gpus
         amounts[pool] = amounts.get(pool, 0) + held
-    allocation.amount = sum(amounts.values()) if workload.placement else need.total
+    allocation.milli_gpus = sum(amounts.values()) if workload.placement else need.total
     allocation.shares = tuple(amounts.items()) if len(amounts) > 1 else ()
-    allocation.fixed = len(amounts) > 1 or allocation.pool not in served
+    allocation.all_or_nothing = len(amounts) > 1 or allocation.pool not in served
 
 
 def repack(cluster: ClusterState, node: NodeState, shown: Node | None = None) -> None:

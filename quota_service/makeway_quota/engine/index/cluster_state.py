@@ -187,7 +187,7 @@ class ClusterState:
         """
         if allocation.terminating or allocation.stuck:
             return self.shrunk.get(allocation.workload.id)
-        keeps = allocation.fresh and 0 < len(allocation.workload.nomination) <= allocation.need.min_workers
+        keeps = allocation.started_in_plan and 0 < len(allocation.workload.nomination) <= allocation.need.min_workers
         return None if keeps else allocation
 
     def evictable_on(self, node: NodeState) -> list[Allocation]:
@@ -199,28 +199,28 @@ class ClusterState:
                 if kept is None or not any(part.node is node for part in kept.parts):
                     continue
                 allocation = kept
-            elif allocation.fresh and self.evictable(allocation) is None:
+            elif allocation.started_in_plan and self.evictable(allocation) is None:
                 continue
             result.append(allocation)
         return result
 
-    def less_than(self, pool: PoolState, team: str, priority: int) -> Iterator[Allocation]:
+    def preemptible_below(self, pool: PoolState, team: str, priority: int) -> Iterator[Allocation]:
         """List what a team's preemptible work of a lower priority in a pool has that can be evicted."""
         for allocation in self.preemptible.get((pool.pool.name, team), {}).values():
             victim = self.evictable(allocation)
             if victim is not None and self.is_below(allocation.workload, priority):
                 yield victim
 
-    def reach(self, account: Account, pools: Iterable[PoolState]) -> Iterable[PoolState]:
+    def pools_with_candidates(self, account: Account, pools: Iterable[PoolState]) -> Iterable[PoolState]:
         """Return the pools with candidates for work in these pools: all, where a limit may be in the way."""
         limited = account.is_limited and any(account.limiting(pool.pool.name) for pool in pools)
-        return self.pools.values() if limited else self.with_beside(pools)
+        return self.pools.values() if limited else self.with_peer_pools(pools)
 
-    def with_beside(self, pools: Iterable[PoolState]) -> Iterable[PoolState]:
+    def with_peer_pools(self, pools: Iterable[PoolState]) -> Iterable[PoolState]:
         """Return these pools, and those with nodes on the hosts of their nodes, where candidates may be, too."""
         if not self.hosts:
             return pools
-        names = dict.fromkeys(name for pool in pools for name in (pool.pool.name, *pool.beside))
+        names = dict.fromkeys(name for pool in pools for name in (pool.pool.name, *pool.peer_pools))
         return [self.pools[name] for name in names]
 
     def is_below(self, workload: Workload, priority: int) -> bool:
@@ -250,7 +250,7 @@ class ClusterState:
         finally:
             self.rankings, self._protection_at = rankings, None
 
-    def lowest(self, team: str, pools: Iterable[PoolState]) -> int:
+    def lowest_priority(self, team: str, pools: Iterable[PoolState]) -> int:
         """Return the lowest priority among a team's candidates for its own work in these pools; else NO_PRIORITY."""
         result = NO_PRIORITY
         if self.settings.in_team_preemption:
@@ -299,14 +299,14 @@ class ClusterState:
         """Start a workload on GPUs that are free now; its workers are numbered from 0."""
         parts = numbered(parts)
         allocation = self._allocation(workload, need, parts)
-        allocation.fresh = True
+        allocation.started_in_plan = True
         self.start_again(allocation)
         return allocation
 
     def start_again(self, allocation: Allocation) -> None:
         """Undo `withdraw`."""
         self.allocations[allocation.workload.id] = self.fresh[allocation.workload.id] = allocation
-        self.record(allocation, now=allocation.amount)
+        self.record(allocation, now=allocation.milli_gpus)
         self.count(allocation, 1)
         for part in allocation.parts:
             part.node.shift(part, allocation.need, -1, -1)
@@ -316,7 +316,7 @@ class ClusterState:
         """Start one more worker of a gang that was just started."""
         amount = part.milli * len(part.devices)
         allocation.parts = (*allocation.parts, part)
-        allocation.amount += amount
+        allocation.milli_gpus += amount
         self.record(allocation, now=amount)
         self.note(allocation)
         part.node.shift(part, allocation.need, -1, -1)
@@ -325,7 +325,7 @@ class ClusterState:
     def withdraw(self, allocation: Allocation) -> None:
         """Undo `start`."""
         del self.allocations[allocation.workload.id], self.fresh[allocation.workload.id]
-        self.record(allocation, now=-allocation.amount)
+        self.record(allocation, now=-allocation.milli_gpus)
         self.count(allocation, -1)
         for part in allocation.parts:
             part.node.shift(part, allocation.need, 1, 1)
@@ -335,14 +335,14 @@ class ClusterState:
         """Mark an allocation as terminating: what it holds is part of the future, not of now."""
         allocation.terminating = True
         self._evicted[allocation.workload.id] = allocation
-        self.record(allocation, terminating=allocation.amount)
+        self.record(allocation, terminating=allocation.milli_gpus)
         self._shift(allocation, 1)
 
     def restore(self, allocation: Allocation) -> None:
         """Undo `evict`."""
         allocation.terminating = False
         del self._evicted[allocation.workload.id]
-        self.record(allocation, terminating=-allocation.amount)
+        self.record(allocation, terminating=-allocation.milli_gpus)
         self._shift(allocation, -1)
 
     def nominate(self, workload: Workload, need: Need, parts: tuple[WorkerPlacement, ...]) -> Allocation:
@@ -350,7 +350,7 @@ class ClusterState:
         allocation = self._allocation(workload, need, parts)
         old = self.allocations.get(workload.id)
         if old is not None:
-            shares = old.shares or ((old.pool, old.amount),)
+            shares = old.shares or ((old.pool, old.milli_gpus),)
             allocation.moving = tuple([(pool.pool.name, amount) for pool, amount in shares])
         self.nominate_again(allocation)
         return allocation
@@ -358,9 +358,9 @@ class ClusterState:
     def nominate_again(self, allocation: Allocation) -> None:
         """Restore a nomination that was withdrawn."""
         self.nominations[allocation.workload.id] = allocation
-        if allocation.rest:
+        if allocation.is_shrunk_gang:
             self.shrunk[allocation.workload.id] = allocation
-        self.record(allocation, nominated=allocation.amount)
+        self.record(allocation, nominated=allocation.milli_gpus)
         for part in allocation.parts:
             part.node.shift(part, allocation.need, 0, -1)
 
@@ -377,17 +377,17 @@ class ClusterState:
     def _turn(self, start: Allocation, sign: int) -> None:
         name = start.workload.id
         if name in self.fresh:
-            start.fresh = sign < 0
+            start.started_in_plan = sign < 0
         elif self.allocations.get(name, start) is not start:  # a gang that shrinks, and holds more as yet
-            start.rest = sign > 0
+            start.is_shrunk_gang = sign > 0
             self.shrunk.update({name: start}) if sign > 0 else self.shrunk.pop(name)
         else:
-            start.rest = sign > 0
+            start.is_shrunk_gang = sign > 0
             for pool in start.pools:
                 self._count_candidate(start, pool.pool.name, sign)
             self._list(start, sign > 0)
         for part in start.parts:
-            for node in part.node.host if part.node.beside else (part.node,):
+            for node in part.node.host if part.node.host_peers else (part.node,):
                 node.pool.touch(node)
 
     def _list(self, nomination: Allocation, there: bool) -> None:
@@ -403,12 +403,12 @@ class ClusterState:
     def shrink(self, workload: Workload, need: Need, parts: tuple[WorkerPlacement, ...]) -> None:
         """Nominate a gang that gives up workers to the parts that it keeps, which can be evicted, too."""
         allocation = self.nominate(workload, need, parts)
-        allocation.rest = True
+        allocation.is_shrunk_gang = True
         self.shrunk[workload.id] = allocation
 
     def is_shrinking(self, nomination: Allocation) -> bool:
         """Whether a nomination is what a gang keeps that gives up workers because of an earlier plan."""
-        if nomination.rest or nomination.workload.state != "checkpointing":
+        if nomination.is_shrunk_gang or nomination.workload.state != "checkpointing":
             return False
         return set(nomination.workload.nomination) <= set(nomination.workload.placement)
 
@@ -418,7 +418,7 @@ class ClusterState:
         if allocation is None:
             return ()
         self.shrunk.pop(workload.id, None)
-        self.record(allocation, nominated=-allocation.amount)
+        self.record(allocation, nominated=-allocation.milli_gpus)
         for part in allocation.parts:
             part.node.shift(part, allocation.need, 0, 1)
         return allocation.parts
@@ -443,7 +443,7 @@ class ClusterState:
 
     def _count_candidate(self, allocation: Allocation, pool: str, sign: int) -> None:
         workload = allocation.workload
-        if not allocation.amount:
+        if not allocation.milli_gpus:
             light = self.without_gpus.setdefault(pool, {})
             light.update({workload.id: allocation}) if sign > 0 else light.pop(workload.id)
             return
@@ -482,10 +482,10 @@ class ClusterState:
         workload = allocation.workload
         account, non_preemptible, owner = self.account(workload), workload.non_preemptible, workload.owner
         amounts = now, terminating, nominated
-        for state, part in allocation.shares or ((allocation.pool, allocation.amount),):
+        for state, part in allocation.shares or ((allocation.pool, allocation.milli_gpus),):
             pool = state.pool.name
             if allocation.shares:  # all of it starts, ends or terminates at once
-                now, terminating, nominated = (amount * part // max(1, allocation.amount) for amount in amounts)
+                now, terminating, nominated = (amount * part // max(1, allocation.milli_gpus) for amount in amounts)
             self.ledger.record(
                 account,
                 pool,

@@ -36,10 +36,10 @@ class WorkloadGroup:
     non_preemptible: bool
     kind: str
     priority: int
-    patient: bool
+    reclaim_deferred: bool
     nominated: bool
     pools: tuple[PoolState, ...]
-    lines: dict[str, OwnerQueue] = field(default_factory=dict)
+    owner_queues: dict[str, OwnerQueue] = field(default_factory=dict)
     """Owner to that owner's workloads, oldest first."""
     is_protected_session: bool = False
     """Whether these are non-preemptible sessions."""
@@ -49,7 +49,7 @@ class WorkloadGroup:
     """The milli-GPUs that one of its workloads needs to start."""
     candidate_pools: Iterable[PoolState] = ()
     """The pools in which its workloads may have candidates for an eviction in one of `pools`."""
-    borrows: bool = True
+    may_borrow: bool = True
     """Whether its workloads may run over quota; without GPUs they always may."""
     rights_class: int = 0
     """The same number for all groups with the same account, pools and preemptibility."""
@@ -66,7 +66,7 @@ class WorkloadGroup:
 
     def heads(self) -> Iterator[Workload]:
         """List each owner's first workload."""
-        return (line[0] for line in self.lines.values() if line)
+        return (line[0] for line in self.owner_queues.values() if line)
 
     def pop(self, workload: Workload) -> None:
         """Remove a workload for this decision: mostly its owner's first, or the next one after a start was put back."""
@@ -80,39 +80,39 @@ class WorkloadGroup:
     def put_back(self, workload: Workload) -> None:
         """Requeue a workload whose start was withdrawn."""
         line = self._thinned(workload.owner)
-        self.lines[workload.owner] = deque(sorted([*line, workload], key=age))
+        self.owner_queues[workload.owner] = deque(sorted([*line, workload], key=age))
 
     def _thinned(self, owner: str) -> OwnerQueue:
         if owner not in self._whole:
-            self._whole[owner] = self.lines[owner]
-            self.lines[owner] = deque(self.lines[owner])
-        return self.lines[owner]
+            self._whole[owner] = self.owner_queues[owner]
+            self.owner_queues[owner] = deque(self.owner_queues[owner])
+        return self.owner_queues[owner]
 
     def restore(self) -> None:
         """Requeue all workloads that this decision removed."""
         if self._whole:
-            self.lines.update(self._whole)
+            self.owner_queues.update(self._whole)
             self._whole.clear()
 
     def members(self) -> tuple[Workload, ...]:
         """Return the workloads that still wait."""
         if self._whole:
-            return tuple(workload for line in self.lines.values() for workload in line)
+            return tuple(workload for line in self.owner_queues.values() for workload in line)
         if self._members is None:
-            self._members = tuple(workload for line in self.lines.values() for workload in line)
+            self._members = tuple(workload for line in self.owner_queues.values() for workload in line)
         return self._members
 
     def has_members(self) -> bool:
         """Whether any workload still waits in it."""
-        return any(self.lines.values())
+        return any(self.owner_queues.values())
 
     def in_quota_somewhere(self) -> bool:
         """Whether one of the group would be within the reservation in one of its pools."""
         return self.total <= max([self.account.unreserved(pool.pool.name, self.non_preemptible) for pool in self.pools])
 
-    def join(self, workload: Workload) -> None:
+    def add(self, workload: Workload) -> None:
         """Add a workload, between two decisions."""
-        line = self.lines.setdefault(workload.owner, [])
+        line = self.owner_queues.setdefault(workload.owner, [])
         assert isinstance(line, list)
         if not line or age(line[-1]) < age(workload):
             line.append(workload)
@@ -120,12 +120,12 @@ class WorkloadGroup:
             insort(line, workload, key=age)
         self._members = None
 
-    def part(self, workload: Workload) -> None:
+    def remove(self, workload: Workload) -> None:
         """Remove a workload, between two decisions."""
-        line = self.lines[workload.owner]
+        line = self.owner_queues[workload.owner]
         del line[bisect_left(line, age(workload), key=age)]
         if not line:
-            del self.lines[workload.owner]
+            del self.owner_queues[workload.owner]
         self._members = None
 
 
@@ -149,7 +149,7 @@ class PendingWorkloads:
         """Empty groups, for reuse."""
         self._of: dict[str, tuple[Hashable, WorkloadGroup, Workload]] = {}
         self._ages: list[tuple[float, str]] = []
-        self._patience: list[tuple[float, str]] = []
+        self._deferral_ends: list[tuple[float, str]] = []
         self._classes: dict[Hashable, int] = {}
         """What the groups of a class share, to the number of the class."""
         self._classes_so_far = 0
@@ -161,7 +161,7 @@ class PendingWorkloads:
     def _fill(self) -> None:
         """Group all pending workloads; by time limit too once any waits too long, since holds depend on it."""
         waiting = [w for w in self.cluster.workloads.values() if w.state == "pending"]
-        self.inadmissible, self._groups, self._of, self._patience, self._empty = {}, {}, {}, [], {}
+        self.inadmissible, self._groups, self._of, self._deferral_ends, self._empty = {}, {}, {}, [], {}
         open_to = []
         for workload in waiting:
             why = cannot_start_at_all(self.cluster, workload)
@@ -192,17 +192,17 @@ class PendingWorkloads:
                 insort(self._ages, age(workload))
                 self._enter(workload)
 
-    def open(self) -> list[WorkloadGroup]:
+    def begin(self) -> list[WorkloadGroup]:
         """Return the groups of this decision; time alone may have moved workloads from one into another."""
         now = self.cluster.now
         if now < self._began or self._by_time != self.any_starving():
             self._fill()
         self._began = now
-        while self._patience and self._patience[0][0] <= now:
-            _, name = heapq.heappop(self._patience)
+        while self._deferral_ends and self._deferral_ends[0][0] <= now:
+            _, name = heapq.heappop(self._deferral_ends)
             if name in self._of:
                 _, group, workload = self._of[name]
-                if group.patient and not self._patient(workload):
+                if group.reclaim_deferred and not self._reclaim_deferred(workload):
                     self._out(name)
                     self._enter(workload)
         for name in self.cluster.nominees:
@@ -212,7 +212,7 @@ class PendingWorkloads:
                 self._enter(workload)
         return list(self._groups.values())
 
-    def close(self) -> None:
+    def end(self) -> None:
         """End a decision: requeue all workloads that it removed."""
         for group in self._groups.values():
             group.restore()
@@ -229,49 +229,61 @@ class PendingWorkloads:
         """Whether a workload has a nomination, or a victim terminates for it."""
         return name in self.cluster.terminating_for or name in self.cluster.nominations
 
-    def _patient(self, workload: Workload) -> bool:
+    def _reclaim_deferred(self, workload: Workload) -> bool:
         profile = self.cluster.profiles[workload.profile]
-        after = profile.patience(workload.kind)  # a clock that was set back makes no workload older or younger than 0
+        after = profile.reclaim_delay(
+            workload.kind
+        )  # a clock that was set back makes no workload older or younger than 0
         return after > 0.0 and self.cluster.now - workload.submitted_at < after
 
     def _enter(self, workload: Workload) -> None:
         cluster, w = self.cluster, workload
-        need, patient = cluster.need(w), self._patient(w)
-        if patient:
-            until = w.submitted_at + cluster.profiles[w.profile].patience(w.kind)
-            heapq.heappush(self._patience, (until, w.id))
+        need, deferred = cluster.need(w), self._reclaim_deferred(w)
+        if deferred:
+            until = w.submitted_at + cluster.profiles[w.profile].reclaim_delay(w.kind)
+            heapq.heappush(self._deferral_ends, (until, w.id))
         own = w.id if self._nominated(w.id) else ""
         limit = cluster.time_limit(w) if self._by_time else None
         priority = cluster.priority(w)
-        key = (own, w.team, w.profile, need, w.non_preemptible, w.kind, priority, patient, limit)
+        key = (own, w.team, w.profile, need, w.non_preemptible, w.kind, priority, deferred, limit)
         group = self._groups.get(key)
         if group is None:
-            group = self._empty.pop(key, None) or self._made(w, need, patient, bool(own))
+            group = self._empty.pop(key, None) or self._new_group(w, need, deferred, bool(own))
             self._made_so_far += 1
             group.number = self._made_so_far
             self._groups[key] = group
-        group.join(w)
+        group.add(w)
         self._of[w.id] = key, group, w
 
-    def _made(self, w: Workload, need: Need, patient: bool, nominated: bool) -> WorkloadGroup:
+    def _new_group(self, w: Workload, need: Need, reclaim_deferred: bool, nominated: bool) -> WorkloadGroup:
         pools = self.cluster.pools_of(w)
         names = tuple(pool.pool.name for pool in pools)
         profile, priority = self.cluster.profiles[w.profile], self.cluster.priority(w)
         group = WorkloadGroup(
-            self.cluster.account(w), profile, need, w.non_preemptible, w.kind, priority, patient, nominated, pools
+            self.cluster.account(w),
+            profile,
+            need,
+            w.non_preemptible,
+            w.kind,
+            priority,
+            reclaim_deferred,
+            nominated,
+            pools,
         )
         group.is_protected_session = w.non_preemptible and w.kind == "session"
         group.total = need.total
-        group.candidate_pools = self.cluster.reach(group.account, pools) if group.account.is_limited else pools
-        group.borrows = not need.total or (not w.non_preemptible and group.account.team.weight != "None")
+        group.candidate_pools = (
+            self.cluster.pools_with_candidates(group.account, pools) if group.account.is_limited else pools
+        )
+        group.may_borrow = not need.total or (not w.non_preemptible and group.account.team.weight != "None")
         group.rights_class = self._number((w.team, names, w.non_preemptible))
         group.request_class = self._number((need, names))
-        group.reason_class = self._number((w.team, need, names, w.non_preemptible, w.kind, patient))
+        group.reason_class = self._number((w.team, need, names, w.non_preemptible, w.kind, reclaim_deferred))
         return group
 
     def group_of(self, workload: Workload) -> WorkloadGroup:
         """Return a group with no members for a workload that does not wait, as a victim of this plan."""
-        return self._made(workload, self.cluster.need(workload), self._patient(workload), False)
+        return self._new_group(workload, self.cluster.need(workload), self._reclaim_deferred(workload), False)
 
     def _number(self, key: Hashable) -> int:
         number = self._classes.get(key)
@@ -289,8 +301,8 @@ class PendingWorkloads:
 
     def _out(self, name: str) -> None:
         key, group, workload = self._of.pop(name)
-        group.part(workload)
-        if not group.lines:
+        group.remove(workload)
+        if not group.owner_queues:
             del self._groups[key]
             if not group.nominated:
                 self._empty[key] = group

@@ -25,7 +25,7 @@ NOTHING_SHARED: tuple[int, ...] = (0,) * 6
 def share_with(node: NodeState, others: Iterable[NodeState]) -> None:
     """Have a node share CPU, memory and pods with other nodes of its host, from now on."""
     for other in others:
-        node.beside, other.beside = (*node.beside, other), (*other.beside, node)
+        node.host_peers, other.host_peers = (*node.host_peers, other), (*other.host_peers, node)
         _count_pair(node, other, 1)
         subtract(node, other.own)
         subtract(other, node.own)
@@ -33,20 +33,20 @@ def share_with(node: NodeState, others: Iterable[NodeState]) -> None:
 
 def stop_sharing(node: NodeState) -> None:
     """Return what a node takes to the other nodes of its host, and have it share nothing any more."""
-    for other in node.beside:
-        other.beside = tuple([neighbour for neighbour in other.beside if neighbour is not node])
+    for other in node.host_peers:
+        other.host_peers = tuple([neighbour for neighbour in other.host_peers if neighbour is not node])
         _count_pair(node, other, -1)
         subtract(other, node.own, -1)
-    node.beside = ()
+    node.host_peers = ()
 
 
 def _count_pair(node: NodeState, other: NodeState, sign: int) -> None:
     """Count two nodes of one host among those that link their pools (-1: no more)."""
     for pool, beside in ((node.pool, other.pool), (other.pool, node.pool)):
-        many = pool.beside.get(beside.pool.name, 0) + sign
-        pool.beside[beside.pool.name] = many
+        many = pool.peer_pools.get(beside.pool.name, 0) + sign
+        pool.peer_pools[beside.pool.name] = many
         if not many:
-            del pool.beside[beside.pool.name]
+            del pool.peer_pools[beside.pool.name]
 
 
 class Shortage(NamedTuple):
@@ -67,7 +67,7 @@ def shortage_on(node: NodeState, need: Need, returned: Sequence[Need] = ()) -> S
     What other nodes of its host give back is then of use. `returned`: the requests of workers on the host that count
     as if they were still there.
     """
-    if not node.beside:
+    if not node.host_peers:
         return None
     devices = len(node.future)
     by_devices = devices // need.whole_devices if need.whole_devices else devices * (GPU // max(1, need.gpus))
@@ -83,13 +83,13 @@ def take(node: NodeState, cpu: int, memory: int, pods: int, now: int, later: int
     """Count what a node takes on its host, `now` and `later` times (each -1, 0 or 1), as what the others have less."""
     taken = (now * cpu, later * cpu, now * memory, later * memory, now * pods, later * pods)
     node.own = tuple([before + more for before, more in zip(node.own, taken, strict=True)])
-    for other in node.beside:
+    for other in node.host_peers:
         subtract(other, taken, 1, for_a_while)
 
 
 def give_back(node: NodeState) -> None:
     """Return all that a node takes to the others, as when it is emptied."""
-    for other in node.beside:
+    for other in node.host_peers:
         subtract(other, node.own, -1)
     node.own = NOTHING_SHARED
 

@@ -91,7 +91,7 @@ class Guarantee(NamedTuple):
             return self.line.non_preemptible if non_preemptible else self.line.taken
         return sum(
             taken[non_preemptible]
-            for account in self.line.account.below
+            for account in self.line.account.descendants
             for pool, taken in account.own.items()
             if self.counts(account, pool)
         )
@@ -108,8 +108,8 @@ class Account:
         self.own: dict[str, tuple[int, int]] = {}
         """Pool to what its own work takes there, without its teams': of all work, of non-preemptible work. Counted only
         where there are departments."""
-        self.in_pool: dict[str, int] = {}
-        self.owners: dict[str, int] = {}
+        self.used_in_pool: dict[str, int] = {}
+        self.used_by_owner: dict[str, int] = {}
         self._covering: dict[str, tuple[LineState, ...]] = {}
         self._reserving: dict[str, tuple[LineState, ...]] = {}
         self._limiting: dict[str, tuple[LineState, ...]] = {}
@@ -167,7 +167,7 @@ class Account:
         return self._guarantors[pool]
 
     @cached_property
-    def below(self) -> tuple[Account, ...]:
+    def descendants(self) -> tuple[Account, ...]:
         """Return the account and all accounts below it."""
         accounts = [self]
         for account in accounts:
@@ -213,12 +213,12 @@ class Account:
         known = self.guarantees(pool, non_preemptible)
         return min(known, key=lambda g: g.reserved - g.used(non_preemptible), default=None)
 
-    def over(self, pool: str, request: int = 0, of: Account | None = None) -> int:
+    def over_quota_use(self, pool: str, request: int = 0, of: Account | None = None) -> int:
         """Return by how much its usage in `pool`, with a `request` of the account `of`, will exceed its reservation."""
         lines, more = self.reserving(pool), request if of is not None and self in of.chain else 0
         if not lines:
-            used, guarantor = self.in_pool.get(pool, 0) + more, self.guarantor(pool)
-            return used if guarantor is None else min(used, guarantor.over(pool, request, of))
+            used, guarantor = self.used_in_pool.get(pool, 0) + more, self.guarantor(pool)
+            return used if guarantor is None else min(used, guarantor.over_quota_use(pool, request, of))
         return max(0, max(line.future + more - line.quota.reserved for line in lines))
 
     def shares(self, pool: str) -> tuple[int, ...]:
@@ -260,7 +260,7 @@ class Account:
         return self.shares(pool)[-1]
 
     def _share(self, pool: str) -> int:
-        return over_per_weight(self.over(pool) + self.team.history, self.team.weight)
+        return over_per_weight(self.over_quota_use(pool) + self.team.history, self.team.weight)
 
 
 class Ledger:
@@ -325,7 +325,7 @@ class Ledger:
             guaranteed += now + nominated if non_preemptible else 0
             account.own[pool] = taken + more, guaranteed
         for level in account.chain:
-            level.in_pool[pool] = level.in_pool.get(pool, 0) + later
+            level.used_in_pool[pool] = level.used_in_pool.get(pool, 0) + later
             for line in level.lines if level.covers_all else level.covering(pool):
                 line.now += now
                 line.terminating += terminating
@@ -336,7 +336,7 @@ class Ledger:
                 line.reported = None
                 if non_preemptible:
                     line.non_preemptible += now + nominated
-        account.owners[owner] = account.owners.get(owner, 0) + later
+        account.used_by_owner[owner] = account.used_by_owner.get(owner, 0) + later
 
     def in_quota(self, account: Account, pool: str, amount: int, non_preemptible: bool) -> bool:
         """Whether `amount` more stays within the reservation, counting all work or non-preemptible work alone.

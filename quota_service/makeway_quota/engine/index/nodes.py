@@ -27,12 +27,12 @@ class NodeState:
 
     __slots__ = (
         "allocations",
-        "beside",
         "cpu_future",
         "cpu_open",
         "free",
         "future",
         "guessed",
+        "host_peers",
         "indexed",
         "listed",
         "memory_future",
@@ -58,7 +58,7 @@ class NodeState:
         self.guessed = 0
         self.placed: dict[str, Allocation] = {}
         """Allocations whose placement names this node, also where no device is left for them."""
-        self.beside: tuple[NodeState, ...] = ()
+        self.host_peers: tuple[NodeState, ...] = ()
         """The other nodes of its host, which share CPU, memory and pods."""
         self.own = NOTHING_SHARED
         """What its allocations and what terminates on it take of these; only known where it has a host."""
@@ -88,7 +88,7 @@ class NodeState:
         self.free = list(self.open)  # what is open is never more than the future here
         self.whole_free, self.whole_future = self.free.count(GPU), self.future.count(GPU)
         self.allocations.clear()
-        for other in self.beside:
+        for other in self.host_peers:
             subtract(self, other.own)
 
     def _hold(self, ended: Terminating, stuck: bool) -> None:
@@ -120,7 +120,7 @@ class NodeState:
     @property
     def host(self) -> tuple[NodeState, ...]:
         """Return the nodes that share its CPU, memory and pods, itself first."""
-        return (self, *self.beside)
+        return (self, *self.host_peers)
 
     @property
     def crowded(self) -> bool:
@@ -212,10 +212,10 @@ class Allocation:
     need: Need
     pool: PoolState
     parts: tuple[WorkerPlacement, ...]
-    amount: int
+    milli_gpus: int
     terminating: bool = False
     stuck: bool = False
-    fresh: bool = False
+    started_in_plan: bool = False
     """Started by this very plan: its start is withdrawn instead of evicted or moved."""
     moving: tuple[tuple[str, int], ...] = ()
     """Of a nomination: the pools and milli-GPUs that the workload still holds until it moves. What a line covers of
@@ -223,10 +223,10 @@ class Allocation:
     shares: tuple[tuple[PoolState, int], ...] = ()
     """Each pool and the milli-GPUs that count there, where the nodes are in several pools; empty where all of them are
     in `pool`."""
-    fixed: bool = False
+    all_or_nothing: bool = False
     """Whether it can only be evicted as a whole, as it could not restart on its nodes: they are in several pools, or
     in one that does not serve its profile."""
-    rest: bool = False
+    is_shrunk_gang: bool = False
     """What a gang keeps that gave up workers in this plan: a nomination that can be evicted like running work."""
 
     @property
@@ -242,16 +242,16 @@ class Allocation:
         """Return the parts on nodes of one pool, the only ones whose positions are positions of that pool."""
         return tuple([part for part in self.parts if part.node.pool is pool]) if self.shares else self.parts
 
-    def amount_in(self, pool: PoolState) -> int:
+    def milli_gpus_in(self, pool: PoolState) -> int:
         """Return the milli-GPUs that count in a pool."""
         if not self.shares:
-            return self.amount if pool is self.pool else 0
+            return self.milli_gpus if pool is self.pool else 0
         return sum([amount for other, amount in self.shares if other is pool])
 
     def counts_on(self, quota: QuotaLine) -> int:
         """Return the milli-GPUs that count on a line of its team, or of a department above it."""
         if not self.shares:
-            return self.amount if quota.covers(self.pool.pool.name) else 0
+            return self.milli_gpus if quota.covers(self.pool.pool.name) else 0
         return sum([amount for pool, amount in self.shares if quota.covers(pool.pool.name)])
 
 
@@ -291,7 +291,6 @@ class PoolState:
     """One pool during a decision: its nodes, indexed by the number of their untouched devices."""
 
     __slots__ = (
-        "beside",
         "bounds",
         "by_free",
         "by_future",
@@ -307,6 +306,7 @@ class PoolState:
         "moved",
         "nodes",
         "packing",
+        "peer_pools",
         "pool",
         "rank",
         "rounds",
@@ -331,7 +331,7 @@ class PoolState:
         self.touched: list[int] = []
         self.moved: list[NodeState] = []
         """The touched nodes, without those where GPUs are only taken for a while."""
-        self.beside: dict[str, int] = {}
+        self.peer_pools: dict[str, int] = {}
         """Pool to the number of pairs of nodes, one in each, that are on one host."""
         self.rounds = 0
         """How many times these lists were cleared."""

@@ -80,7 +80,9 @@ def _leaving_order(allocations: Allocations, now: float) -> Iterator[tuple[When,
         if end is not None and not allocation.terminating:
             known.append((end, allocation.workload.id, allocation))
         elif not allocation.terminating:
-            unknown.append((allocation.workload.non_preemptible, allocation.amount, allocation.workload.id, allocation))
+            unknown.append(
+                (allocation.workload.non_preemptible, allocation.milli_gpus, allocation.workload.id, allocation)
+            )
     for end, _, allocation in sorted(known):
         yield (max(now, end), 0, 0), allocation
     non_preemptible = preemptible = 0

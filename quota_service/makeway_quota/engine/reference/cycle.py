@@ -288,7 +288,7 @@ class Cycle:
 
     def reclaim(self, group: WorkloadGroup, workload: Workload, pools: list[str], over_quota: bool) -> bool:
         """Evict others for a workload; over quota not where GPUs are held, but for the one they are held for."""
-        if group.patient or not group.need.total:
+        if group.reclaim_deferred or not group.need.total:
             return False
         holds = self.decisions.holds
         held = [holds[pool] for pool in pools if over_quota and pool in holds]

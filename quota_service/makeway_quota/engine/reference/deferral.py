@@ -19,9 +19,9 @@ def deferral(cycle: Cycle, group: WorkloadGroup) -> tuple[Code, str] | None:
     cluster = cycle.cluster
     if not group.need.total:
         return None
-    if group.patient and _evicts(cycle, group, cluster.now):
+    if group.reclaim_deferred and _evicts(cycle, group, cluster.now):
         return "patience", "reclaim_after"
-    if group.kind != "job" or (not group.patient and _evicts(cycle, group, cluster.now)):
+    if group.kind != "job" or (not group.reclaim_deferred and _evicts(cycle, group, cluster.now)):
         return None
     running = [allocation.workload for allocation in cluster.running.values()]
     ends = sorted(end for w in running if (end := protected_until(cluster, w)) is not None and end > cluster.now)
@@ -29,7 +29,7 @@ def deferral(cycle: Cycle, group: WorkloadGroup) -> tuple[Code, str] | None:
         return None
     first = next(end for end in ends if _evicts(cycle, group, end))
     oldest = min(group.members, key=age)
-    if group.patient and first <= oldest.submitted_at + group.profile.reclaim_after:
+    if group.reclaim_deferred and first <= oldest.submitted_at + group.profile.reclaim_after:
         return "patience", "reclaim_after"
     return "protected", "min_runtime"
 

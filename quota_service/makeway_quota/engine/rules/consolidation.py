@@ -77,7 +77,7 @@ def consolidate(preemptor: Preemptor) -> Rearrangement | None:
     cluster, pool, need = preemptor.cluster, preemptor.pool, preemptor.need
     if not (cluster.settings.consolidation and pool.pool.consolidation):
         return None
-    if pool.free < preemptor.amount or not allowed(cluster, preemptor.account, pool, preemptor.amount, True):
+    if pool.free < preemptor.milli_gpus or not allowed(cluster, preemptor.account, pool, preemptor.milli_gpus, True):
         return None
     nodes = [node for node in pool.nodes if node.suits(need)]
     if need.min_workers == 1:
@@ -155,9 +155,9 @@ def _enough(options: list[_Option], missing: int) -> list[_Option]:
 def _may_move(preemptor: Preemptor, allocation: Allocation) -> bool:
     victim = allocation.workload
     evicted = allocation.terminating or allocation.stuck
-    if evicted or allocation.fresh or victim.non_preemptible or victim.kind != "job":
-        return allocation.fresh and not evicted
-    if allocation.fixed:
+    if evicted or allocation.started_in_plan or victim.non_preemptible or victim.kind != "job":
+        return allocation.started_in_plan and not evicted
+    if allocation.all_or_nothing:
         return False
     return victim.started_at is not None and not preemptor.cluster.is_protected(victim)
 
@@ -165,7 +165,7 @@ def _may_move(preemptor: Preemptor, allocation: Allocation) -> bool:
 def _min_moved(preemptor: Preemptor, node: NodeState) -> int:
     """Return a lower bound of the milli-GPUs that must move off a node: those in use on the devices that are needed."""
     missing = preemptor.need.whole_devices - node.whole_future
-    if missing <= 0 or node.overfull or any(allocation.fresh for allocation in node.allocations.values()):
+    if missing <= 0 or node.overfull or any(allocation.started_in_plan for allocation in node.allocations.values()):
         return 0
     return sum(sorted([GPU - milli for milli in node.future if milli < GPU])[:missing])
 
@@ -178,7 +178,9 @@ def _option(preemptor: Preemptor, node: NodeState, staying: Sequence[Allocation]
     gain = have + 1
     while gain < preemptor.need.min_workers and _room(preemptor, node, chosen, gain + 1):
         gain += 1
-    cost = sum(displaced.allocation.amount for displaced in chosen if not displaced.allocation.fresh) / (gain - have)
+    cost = sum(displaced.allocation.milli_gpus for displaced in chosen if not displaced.allocation.started_in_plan) / (
+        gain - have
+    )
     chosen = _only_workers_that_must(preemptor, node, chosen, gain)
     return _Option(
         cost, sorted(preemptor.order(displaced.allocation) for displaced in chosen), node, chosen, gain - have
@@ -194,7 +196,13 @@ def _lightest(preemptor: Preemptor, node: NodeState, workers: int, staying: Sequ
     ]
     if not able or not _room(preemptor, node, able, workers):
         return []
-    able.sort(key=lambda item: (not item.allocation.fresh, item.allocation.amount, preemptor.order(item.allocation)))
+    able.sort(
+        key=lambda item: (
+            not item.allocation.started_in_plan,
+            item.allocation.milli_gpus,
+            preemptor.order(item.allocation),
+        )
+    )
     for displaced in able:
         if _room(preemptor, node, [displaced], workers):
             return [displaced]
@@ -272,7 +280,7 @@ def _by_job(chosen: Iterable[_Displaced]) -> list[_Displaced]:
     for allocation, parts in chosen:
         name = allocation.workload.id
         by_job[name] = _Displaced(allocation, (*(by_job[name].parts if name in by_job else ()), *parts))
-    return sorted(by_job.values(), key=lambda item: (-item.allocation.amount, item.allocation.workload.id))
+    return sorted(by_job.values(), key=lambda item: (-item.allocation.milli_gpus, item.allocation.workload.id))
 
 
 def _target(allocation: Allocation, gone: Sequence[WorkerPlacement]) -> tuple[WorkerPlacement, ...]:

@@ -39,14 +39,14 @@ def ends_at(cluster: Cluster, allocation: Allocation) -> float | None:
     limit = cluster.time_limit(workload)
     if limit is None:
         return None
-    started = cluster.now if allocation.fresh or workload.started_at is None else workload.started_at
+    started = cluster.now if allocation.started_in_plan or workload.started_at is None else workload.started_at
     return max(cluster.now, started + limit)
 
 
 def likely_end(cluster: Cluster, allocation: Allocation) -> float | None:
     """Return the expected end of a running workload from past durations; without them, its latest end."""
     latest, workload = ends_at(cluster, allocation), allocation.workload
-    if allocation.terminating or allocation.stuck or allocation.fresh:
+    if allocation.terminating or allocation.stuck or allocation.started_in_plan:
         return latest
     if workload.expected is None or workload.started_at is None:
         return latest

@@ -48,7 +48,7 @@ def common(group: WorkloadGroup, pool: PoolState, over_quota: bool) -> Key:
 
 def key(cluster: Cluster, group: WorkloadGroup, pool: PoolState, workload: Workload, over_quota: bool) -> Key:
     """Return the sort key of a workload in its class; it ends in the id, so it is total."""
-    owner = group.account.owners.get(workload.owner, 0) if cluster.settings.user_fairness else 0
+    owner = group.account.used_by_owner.get(workload.owner, 0) if cluster.settings.user_fairness else 0
     return (*common(group, pool, over_quota), owner, workload.submitted_at, workload.id)
 
 
@@ -99,7 +99,7 @@ class GroupHeads:
 
     def again(self, group: WorkloadGroup, owner: str) -> None:
         """Push the owner's next workload, after one has been served."""
-        line = group.lines.get(owner)
+        line = group.owner_queues.get(owner)
         if line:
             self._push(group, self.at[id(group)], line[0])
 
@@ -148,7 +148,7 @@ class GroupHeads:
             if workload is None:
                 self._open(group, at, old)
                 continue
-            if not group.lines[workload.owner] or group.lines[workload.owner][0] is not workload:
+            if not group.owner_queues[workload.owner] or group.owner_queues[workload.owner][0] is not workload:
                 continue
             new = key(self.cluster, group, group.pools[at], workload, self.over_quota)
             if new != old:

@@ -62,7 +62,7 @@ def reclaim(preemptor: Preemptor, returns: bool = True) -> Choice | None:
     """
     if not preemptor.has_candidates():
         return None
-    capped = not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.amount, True)
+    capped = not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.milli_gpus, True)
     one = preemptor.need.min_workers == 1 and not capped
     if one and preemptor.rights in _SHARED:
         return _by_node(preemptor, returns)  # without candidates() first: the ranking is quicker
@@ -156,7 +156,7 @@ def _impossible(preemptor: Preemptor) -> bool:
         if not node.suits(need):
             continue
         have = node.workers(need, True)
-        if have < need.min_workers and (node.allocations or node.beside):
+        if have < need.min_workers and (node.allocations or node.host_peers):
             candidates = each_once([*preemptor.candidates_on(node), *preemptor.candidates_beside(node)])
             if candidates and enough_devices(preemptor, node, candidates):
                 have = min(need.min_workers, room_on(preemptor, node, map(whole, candidates)))
@@ -247,7 +247,7 @@ def _greedy(preemptor: Preemptor, candidates: list[Allocation], trial: PoolTrial
 
     def counts_on_the_limit(allocation: Allocation) -> bool:
         cluster, pool = preemptor.cluster, preemptor.pool.pool.name
-        line = cluster.ledger.over_limit(preemptor.account, pool, preemptor.amount, True)
+        line = cluster.ledger.over_limit(preemptor.account, pool, preemptor.milli_gpus, True)
         if line is None:
             return True
         counted = allocation.counts_on(line.quota)
@@ -305,6 +305,6 @@ def _shrinks_that_may_do(preemptor: Preemptor, allocation: Allocation, trial: Po
         return shrinks
     fullest = [way for way in shrinks if len(way[0].kept) == allocation.need.min_workers]
     trial.become(fullest[0])
-    if not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.amount, True):
+    if not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.milli_gpus, True):
         return []  # limits and capacity count GPUs, and no way gives up more
     return shrinks if any(map(trial.fits_without, fullest)) else []

@@ -70,7 +70,7 @@ def _usage_by_pool(cluster: Cluster) -> UsageByPool:
     result: dict[str, dict[str, tuple[int, int]]] = {}
     for allocation in cluster.allocations.values():
         account, guaranteed = cluster.account(allocation.workload), allocation.workload.non_preemptible
-        for pool, amount in allocation.shares or ((allocation.pool, allocation.amount),):
+        for pool, amount in allocation.shares or ((allocation.pool, allocation.milli_gpus),):
             add_usage(result, account, pool.pool.name, amount if guaranteed else 0, amount)
     return result
 

@@ -287,10 +287,10 @@ class Cluster:
         after = self.settings.yields_after
         if not after or workload.non_preemptible or workload.kind != "job":
             return inf
-        if workload.ran >= after:
+        if workload.earlier_runtime >= after:
             return -inf
         started = workload.started_at if workload.state in ("starting", "running") else None
-        return inf if started is None else started + after - workload.ran
+        return inf if started is None else started + after - workload.earlier_runtime
 
     def grace(self, workload: Workload) -> float:
         """Return the seconds that a workload may take to terminate."""

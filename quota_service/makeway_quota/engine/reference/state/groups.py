@@ -28,7 +28,7 @@ class WorkloadGroup:
     non_preemptible: bool
     kind: str
     priority: int
-    patient: bool
+    reclaim_deferred: bool
     nominated: bool
     chain: tuple[str, ...]
     pools: tuple[str, ...]
@@ -97,7 +97,9 @@ def may_borrow(cluster: Cluster, workload: Workload) -> bool:
 
 def is_patient(cluster: Cluster, workload: Workload) -> bool:
     """Whether a workload still waits for free GPUs before anything is evicted for it."""
-    return max(0.0, cluster.now - workload.submitted_at) < cluster.profiles[workload.profile].patience(workload.kind)
+    return max(0.0, cluster.now - workload.submitted_at) < cluster.profiles[workload.profile].reclaim_delay(
+        workload.kind
+    )
 
 
 def waits_too_long(cluster: Cluster, workload: Workload) -> bool:

@@ -148,7 +148,7 @@ def starving(cluster: Cluster, waiting: Iterable[WorkloadGroup]) -> list[tuple[W
     oldest: dict[tuple[object, ...], tuple[WorkloadGroup, Workload]] = {}
     for group, head in sorted(eligible, key=lambda item: age(item[1])):
         alike = group.team, group.profile.name, group.need, group.non_preemptible, group.kind, group.priority
-        oldest.setdefault((*alike, group.patient, cluster.time_limit(head), head.owner), (group, head))
+        oldest.setdefault((*alike, group.reclaim_deferred, cluster.time_limit(head), head.owner), (group, head))
     return list(oldest.values())
 
 

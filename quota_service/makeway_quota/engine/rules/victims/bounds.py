@@ -135,9 +135,9 @@ class VictimBounds:
         self._touched = self._moved = 0
 
     def _bound(self, node: NodeState) -> NodeBound | None:
-        if not (node.allocations or node.beside) or not node.suits(self.need):
+        if not (node.allocations or node.host_peers) or not node.suits(self.need):
             return None
-        beside = self._beside(node) if node.beside else ()
+        beside = self._beside(node) if node.host_peers else ()
         allocations = [a for a in self.cluster.evictable_on(node) if not a.workload.non_preemptible]
         missing = self.need.whole_devices - node.whole_future
         fewest = _fewest(node, allocations, missing)
@@ -191,7 +191,7 @@ class VictimBounds:
         shortage = shortage_on(node, self.need)
         if shortage is None:
             return []
-        evictable = [allocation for other in node.beside for allocation in self.cluster.evictable_on(other)]
+        evictable = [allocation for other in node.host_peers for allocation in self.cluster.evictable_on(other)]
         holders = [a for a in evictable if not a.workload.non_preemptible and shortage.is_held_by(a.need)]
         return [self._candidate_beside(allocation) for allocation in holders]
 
@@ -200,17 +200,17 @@ class VictimBounds:
         if allocation.shares:
             return candidate._replace(team=SEVERAL_POOLS, soft=_FRESH)
         pool = allocation.pool.pool.name
-        return candidate._replace(team=(pool, allocation.workload.team if allocation.amount else WITHOUT_GPUS))
+        return candidate._replace(team=(pool, allocation.workload.team if allocation.milli_gpus else WITHOUT_GPUS))
 
     def _candidate(self, allocation: Allocation) -> Candidate:
         """Return a candidate's record, kept while its allocation is the same."""
         known = self._candidates.get(allocation.workload.id)
         if known is not None:
             of, workload, parts, fresh, candidate = known
-            if of is allocation and workload is of.workload and parts is of.parts and fresh is of.fresh:
+            if of is allocation and workload is of.workload and parts is of.parts and fresh is of.started_in_plan:
                 return candidate
         candidate = self._record(allocation)
-        same = allocation, allocation.workload, allocation.parts, allocation.fresh, candidate
+        same = allocation, allocation.workload, allocation.parts, allocation.started_in_plan, candidate
         self._candidates[allocation.workload.id] = same
         if len(self._candidates) > 2 * len(self.cluster.allocations) + _MAX_ENTRIES:
             self._candidates.clear()  # most of them are gone
@@ -230,9 +230,9 @@ class VictimBounds:
             victim.id,
         )
         soft = _SHRINKS if extra_workers(allocation) else _STAYS
-        if allocation.fresh or victim.state == STARTING:
+        if allocation.started_in_plan or victim.state == STARTING:
             soft = _FRESH
-        return Candidate(victim.team if allocation.amount else WITHOUT_GPUS, order, allocation.amount, soft)
+        return Candidate(victim.team if allocation.milli_gpus else WITHOUT_GPUS, order, allocation.milli_gpus, soft)
 
 
 def bounds_of(cluster: Cluster, pool: PoolState, need: Need) -> VictimBounds:
@@ -275,7 +275,7 @@ def _as_many_as(missing: int, amounts: Iterable[int]) -> int:
 
 def _fewest(node: NodeState, allocations: list[Allocation], missing: int) -> int:
     """Return the least number of workloads on as many devices as are missing; more than there are if all have fewer."""
-    if missing <= 0 or (missing == 1 and any(a.amount for a in allocations)):
+    if missing <= 0 or (missing == 1 and any(a.milli_gpus for a in allocations)):
         return 1
     sizes = [sum([len(p.devices) for p in a.parts if p.node is node]) for a in allocations]
     if missing <= max(sizes, default=0):

@@ -99,7 +99,7 @@ class _Search:
         nodes: set[int] = set()
         others: set[int] = set()
         for victim in victims:
-            self.preemptor.choose(victim.allocation, victim.amount)
+            self.preemptor.choose(victim.allocation, victim.milli_gpus)
             self.chosen[victim.allocation.workload.id] = victim
             pool = self.preemptor.pool
             here = {node.position for part in victim.gone for node in part.node.host if node.pool is pool}

@@ -44,7 +44,7 @@ class NodeVictims:
         legal: Callable[[Victims], object] | None = None,
     ) -> None:
         self.preemptor, self.node, self.workers = preemptor, node, workers
-        self.nodes = (node, *node.beside)
+        self.nodes = (node, *node.host_peers)
         self.candidates = sorted(candidates, key=preemptor.order)
         self.before = tuple(before)
         self.legal = legal or (lambda victims: in_legal_order(preemptor, victims))
@@ -56,7 +56,7 @@ class NodeVictims:
     def best(self) -> Scored | None:
         """Return the best minimal legal set; None if there is none."""
         groups = _groups(self.candidates)
-        losing = [a for a in self.candidates if a.amount and not a.fresh and a.workload.state != STARTING]
+        losing = [a for a in self.candidates if a.milli_gpus and not a.started_in_plan and a.workload.state != STARTING]
         plain = len([a for a in losing if len(a.parts) <= a.need.min_workers]) == len(self.candidates)
         single = self._best_single([group[0] for group in groups]) if plain else None
         if single is not None:
@@ -75,10 +75,12 @@ class NodeVictims:
         singles = [single for a in candidates if self.fits(single := (whole(a),))]
         if not singles:
             return None
-        smallest = min([single[0].allocation.amount for single in singles])
-        if 2 * min([a.amount for a in candidates]) <= smallest:
+        smallest = min([single[0].allocation.milli_gpus for single in singles])
+        if 2 * min([a.milli_gpus for a in candidates]) <= smallest:
             return None
-        scored = [(key(self.preemptor, s), s) for s in singles if s[0].allocation.amount == smallest and self.legal(s)]
+        scored = [
+            (key(self.preemptor, s), s) for s in singles if s[0].allocation.milli_gpus == smallest and self.legal(s)
+        ]
         return min(scored, key=lambda item: item[0], default=None)
 
     def _best_of_all(self, units: Sequence[Ways]) -> Scored | None:
@@ -172,7 +174,7 @@ def _groups(candidates: Sequence[Allocation]) -> list[list[Allocation]]:
     for allocation in candidates:
         need, parts = allocation.need, allocation.parts
         equal = need.gpus >= GPU and len(parts) == 1 and len(parts[0].devices) == need.whole_devices
-        equal = equal and not allocation.fresh and allocation.workload.state != STARTING
+        equal = equal and not allocation.started_in_plan and allocation.workload.state != STARTING
         known = (allocation.workload.team, need, parts[0].node.node.name) if equal else allocation.workload.id
         groups.setdefault(known, []).append(allocation)
     return list(groups.values())
@@ -201,7 +203,7 @@ def room_on(preemptor: Preemptor, node: NodeState, gone: Iterable[Victim]) -> in
     copied, pods = False, node.pods_future
     for victim in gone:
         for part in victim.gone:
-            if part.node is not node and part.node not in node.beside:
+            if part.node is not node and part.node not in node.host_peers:
                 continue
             if not copied:
                 devices, copied = list(devices), True

@@ -106,7 +106,7 @@ def in_order(preemptor: Preemptor, steps: Iterable[Victim]) -> list[Victim]:
 
 def smallest_first(preemptor: Preemptor, steps: Iterable[Victim]) -> list[Victim]:
     """Sort steps by kind and GPUs, then by protection."""
-    return sorted(steps, key=lambda step: (step.kind, step.amount, protection(preemptor, step)))
+    return sorted(steps, key=lambda step: (step.kind, step.milli_gpus, protection(preemptor, step)))
 
 
 def without_needless(preemptor: Preemptor, victims: Victims, trial: Trial) -> Victims:

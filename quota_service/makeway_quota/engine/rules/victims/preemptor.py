@@ -71,7 +71,7 @@ class Preemptor:
     _own_rank: tuple[int, int] | None = None
 
     @property
-    def amount(self) -> int:
+    def milli_gpus(self) -> int:
         """Return the milli-GPUs of the request."""
         return self.need.total
 
@@ -85,15 +85,15 @@ class Preemptor:
     def has_candidates(self) -> bool:
         """Whether there could be any candidate; False is certain, True is not."""
         if "own_team" in self.rights:
-            pools = (self.pool, *(self.cluster.pools[name] for name in (*self.beyond(), *self.pool.beside)))
-            if self.cluster.lowest(self.workload.team, pools) < self.cluster.priority(self.workload):
+            pools = (self.pool, *(self.cluster.pools[name] for name in (*self.beyond(), *self.pool.peer_pools)))
+            if self.cluster.lowest_priority(self.workload.team, pools) < self.cluster.priority(self.workload):
                 return True
             if self.rights == BORROWERS_FIRST:
                 return False  # the candidates are those of "reservation" alone
         if self._without_gpus():
             return True
         lowest = self.cluster.lowest_priorities
-        beside = self.pool.beside
+        beside = self.pool.peer_pools
         if beside and "reservation" in self.rights and any(self.cluster.without_gpus.get(pool) for pool in beside):
             return True
         names = (self.pool.pool.name, *self.beyond(), *beside)
@@ -118,8 +118,10 @@ class Preemptor:
         """Return the other pools with candidates, and the lines there whose limits are in the way; computed once."""
         if self._beyond is None:
             own = self.pool.pool.name
-            limits = self.account.limiting(own) if self.amount else ()
-            lines = [line for line in limits if line.future + self.amount > (line.quota.limit or 0)] if limits else []
+            limits = self.account.limiting(own) if self.milli_gpus else ()
+            lines = (
+                [line for line in limits if line.future + self.milli_gpus > (line.quota.limit or 0)] if limits else []
+            )
             if not lines:
                 self._beyond = {}
                 return self._beyond
@@ -139,7 +141,7 @@ class Preemptor:
         victim = allocation.workload
         if victim.non_preemptible:
             return False
-        if allocation.amount:
+        if allocation.milli_gpus:
             return self.is_candidate_team_named(victim.team) and self._may_evict(allocation)
         return victim.id in self._without_gpus() and self._frees(allocation) and self._may_evict(allocation)
 
@@ -150,9 +152,9 @@ class Preemptor:
         shares: dict[Team, int] = {name: ledger.account(name).share(pool) for name in names}
         if self.is_candidate_team_named(WITHOUT_GPUS):
             shares[WITHOUT_GPUS] = 0
-        if self.pool.beside:
+        if self.pool.peer_pools:
             shares[SEVERAL_POOLS] = 0
-        for other in self.pool.beside:
+        for other in self.pool.peer_pools:
             for name in self.cluster.lowest_priorities.get(other, {}):
                 if self.is_candidate_team_named(name, other):
                     shares[other, name] = ledger.account(name).share(other)
@@ -174,7 +176,7 @@ class Preemptor:
         """Return the candidates on a node, and those on other nodes of its host that hold what it has too little of."""
         if self._where is not None:
             return list(self._where.get(node.position, ()))
-        if node.beside:
+        if node.host_peers:
             here = [allocation for allocation in self.cluster.evictable_on(node) if self._is_candidate(allocation)]
             return each_once([*here, *self._candidates_beside(node)])
         if self.rights not in ONLY_ABOVE or self.cluster.protecting:
@@ -182,7 +184,7 @@ class Preemptor:
         candidates, able = [], dict[str, bool]()
         for allocation in self.cluster.evictable_on(node):  # the same, with one question for each team
             team = allocation.workload.team
-            if not allocation.amount:
+            if not allocation.milli_gpus:
                 may = self._is_candidate(allocation)
             elif allocation.workload.non_preemptible:
                 may = False
@@ -197,7 +199,7 @@ class Preemptor:
     def _candidates_beside(self, node: NodeState) -> Iterator[Allocation]:
         """Iterate over the candidates on other nodes of a node's host that hold what it has too little of."""
         shortage = shortage_on(node, self.need) if node.suits(self.need) else None
-        for other in node.beside if shortage else ():
+        for other in node.host_peers if shortage else ():
             for allocation in self.cluster.evictable_on(other):
                 if shortage and shortage.is_held_by(allocation.need) and self._may_leave(allocation):
                     yield allocation
@@ -206,7 +208,7 @@ class Preemptor:
         """Whether an allocation beside the preemptor's nodes may be evicted first."""
         if allocation.workload.non_preemptible:
             return False
-        if not allocation.amount:
+        if not allocation.milli_gpus:
             return "reservation" in self.rights and self._may_evict(allocation)
         team = allocation.workload.team
         return self.is_candidate_team_named(team, self.nearest(allocation)) and self._may_evict(allocation)
@@ -214,20 +216,20 @@ class Preemptor:
     def _beside_each(self) -> dict[int, list[Allocation]]:
         """Return the candidates beside each node of the pool, by its position; computed once."""
         if self._beside is None:
-            nodes = [node for node in self.pool.nodes if node.beside] if self.pool.beside else []
+            nodes = [node for node in self.pool.nodes if node.host_peers] if self.pool.peer_pools else []
             self._beside = {n.position: beside for n in nodes if (beside := list(self._candidates_beside(n)))}
         return self._beside
 
     def candidates_beside(self, node: NodeState) -> list[Allocation]:
         """Return the candidates on the other nodes of a node's host, whose CPU, memory and pods it could use."""
-        if not node.beside:
+        if not node.host_peers:
             return []
         if self._numbered is None:
             self._numbered = {}
             for number, allocation in enumerate(self.candidates()):
                 for name in {part.node.node.name for part in allocation.parts}:
                     self._numbered.setdefault(name, []).append((number, allocation))
-        candidates = dict(numbered for other in node.beside for numbered in self._numbered.get(other.node.name, ()))
+        candidates = dict(numbered for other in node.host_peers for numbered in self._numbered.get(other.node.name, ()))
         return [candidates[number] for number in sorted(candidates)]
 
     def nodes(self) -> list[NodeState]:
@@ -236,7 +238,7 @@ class Preemptor:
             other.position
             for allocation in self.candidates()
             for part in allocation.parts
-            for other in part.node.beside
+            for other in part.node.host_peers
             if other.pool is self.pool
         }
         return [self.pool.nodes[at] for at in sorted(beside.union(self.where()))]
@@ -251,7 +253,7 @@ class Preemptor:
                     here = by_node.setdefault(part.node.position, [])
                     if not here or here[-1] is not allocation:
                         here.append(allocation)
-            for position, others in self._beside_each().items() if self.pool.beside else ():
+            for position, others in self._beside_each().items() if self.pool.peer_pools else ():
                 by_node[position] = each_once([*by_node.get(position, ()), *others])
             self._where = by_node
         return self._where
@@ -264,7 +266,7 @@ class Preemptor:
         """
         if self._able is None:
             self._able = list(self._candidates())
-            if self.pool.beside:
+            if self.pool.peer_pools:
                 beside = [allocation for candidates in self._beside_each().values() for allocation in candidates]
                 self._able = each_once([*self._able, *beside])
         return self._able
@@ -275,7 +277,7 @@ class Preemptor:
         light = {name: a for name, a in self._without_gpus().items() if self._frees(a)}
         for allocations in (*map(cluster.preemptible.__getitem__, names), light, self._elsewhere()):
             for running in allocations.values():
-                planned = running.terminating or running.stuck or running.fresh
+                planned = running.terminating or running.stuck or running.started_in_plan
                 allocation = cluster.evictable(running) if planned else running
                 if allocation is not None and self._may_evict(allocation):
                     yield allocation
@@ -315,7 +317,7 @@ class Preemptor:
         victim = allocation.workload
         if self.workload.kind == "job" and self.cluster.protecting and self.cluster.is_protected(victim):
             return False
-        if "own_team" not in self.rights or not allocation.amount or victim.team != self.workload.team:
+        if "own_team" not in self.rights or not allocation.milli_gpus or victim.team != self.workload.team:
             return True
         return self._all_are_candidates(victim.team, self.nearest(allocation)) or self._ranks_below(victim)
 
@@ -336,14 +338,14 @@ class Preemptor:
 
     def may_evict_now(self, allocation: Allocation) -> bool:
         """Whether a candidate may be evicted after the victims chosen so far."""
-        if (self.rights not in ONLY_ABOVE or not allocation.amount) and self.always_has_right(allocation):
+        if (self.rights not in ONLY_ABOVE or not allocation.milli_gpus) and self.always_has_right(allocation):
             return True
         pool = self.nearest(allocation) if allocation.shares else allocation.pool.pool.name
         return self.has_right(self.cluster.account(allocation.workload), pool)
 
     def always_has_right(self, allocation: Allocation) -> bool:
         """Whether a candidate may be evicted whatever its team uses."""
-        if not allocation.amount:
+        if not allocation.milli_gpus:
             return True
         if self.rights in ONLY_ABOVE:
             return False
@@ -354,7 +356,7 @@ class Preemptor:
 
     def right_over(self, allocation: Allocation) -> Right:
         """Return the right by which a victim is evicted."""
-        if allocation.amount and self.always_has_right(allocation):
+        if allocation.milli_gpus and self.always_has_right(allocation):
             return "own_team_any_priority" if "own_team_any_priority" in self.rights else "own_team"
         return "reservation" if "reservation" in self.rights else "fair_share"
 
@@ -366,7 +368,7 @@ class Preemptor:
         if "fair_share" in self.rights:  # of the GPUs of one pool
             return account is not self.account and pool == own_pool and self._above_fair_share(account)
         return "reservation" in self.rights and self.cluster.ledger.above(
-            account, pool, self.account, own_pool, self.amount, self.gone_on
+            account, pool, self.account, own_pool, self.milli_gpus, self.gone_on
         )
 
     def standing(self, team: Team) -> Standing:
@@ -409,8 +411,8 @@ class Preemptor:
 
     def _above_fair_share(self, account: Account) -> bool:
         if account not in self._fair:
-            self._fair[account] = fair_over(self.cluster.ledger, account, self.pool, self.account, self.amount)
-        over = account.over(self.pool.pool.name, self.amount, self.account)
+            self._fair[account] = fair_over(self.cluster.ledger, account, self.pool, self.account, self.milli_gpus)
+        over = account.over_quota_use(self.pool.pool.name, self.milli_gpus, self.account)
         return over - self.gone.get(account, 0) > self._fair[account]
 
     def choose(self, allocation: Allocation, amount: int) -> None:
@@ -419,7 +421,7 @@ class Preemptor:
         for level in self.cluster.account(allocation.workload).chain:
             gone[level] = gone.get(level, 0) + amount
             for line in level.lines if shares or level.covers_all else level.covering(allocation.pool.pool.name):
-                part = amount * allocation.counts_on(line.quota) // max(1, allocation.amount) if shares else amount
+                part = amount * allocation.counts_on(line.quota) // max(1, allocation.milli_gpus) if shares else amount
                 gone_on[line] = gone_on.get(line, 0) + part
 
     def chosen_so_far(self) -> tuple[dict[Account, int], dict[LineState, int]]:
@@ -443,7 +445,7 @@ class Preemptor:
             name
             for name in self.cluster.lowest_priorities.get(pool, {})
             if not levels.isdisjoint((account := ledger.account(name)).chain)
-            and ledger.above(account, pool, self.account, pool, self.amount, {})
+            and ledger.above(account, pool, self.account, pool, self.milli_gpus, {})
         }
 
     # Protection
@@ -481,4 +483,4 @@ def lost_work(cluster: Cluster, allocation: Allocation) -> float:
     """Return the work that an eviction now would lose, in milli-GPU seconds."""
     victim = allocation.workload
     since = [t for t in (victim.last_checkpoint_at, victim.started_at) if t is not None]
-    return allocation.amount * (cluster.now - max(since)) if since else 0.0
+    return allocation.milli_gpus * (cluster.now - max(since)) if since else 0.0

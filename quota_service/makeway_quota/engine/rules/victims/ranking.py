@@ -97,7 +97,7 @@ class Ranking:
         if "fair_share" not in preemptor.rights:
             node = preemptor.pool.nodes[position]
             names: set[Team] = {a.workload.team for a in node.allocations.values()}
-            for other in node.beside:
+            for other in node.host_peers:
                 names.update((preemptor.nearest(a), a.workload.team) for a in other.allocations.values())
             self.judged[position] = {name: preemptor.standing(name) for name in names}, ranked
         return ranked
@@ -108,16 +108,16 @@ class Ranking:
         changed = ledger.changed
         if self.changed < 0 or ("fair_share" in preemptor.rights and len(changed) > self.changed):
             self.heaps, self.scores, self.mixed, self.judged = {}, {}, set(), {}
-            pools = (pool.pool.name, *pool.beside)
+            pools = (pool.pool.name, *pool.peer_pools)
             accounts = ledger.accounts.values()
             self.lowest = {ln: ln.future for account in accounts for name in pools for ln in account.reserving(name)}
             own = "own_team" in preemptor.rights
-            hosting = (node.position for node in pool.nodes if node.allocations or node.beside)
+            hosting = (node.position for node in pool.nodes if node.allocations or node.host_peers)
             positions = set(preemptor.where()) if own else set(hosting)
         else:
             positions = set(pool.touched[self.touched :])
-            grown = self._grown((pool.pool.name, *pool.beside), changed[self.changed :])
-            if grown and pool.beside:
+            grown = self._grown((pool.pool.name, *pool.peer_pools), changed[self.changed :])
+            if grown and pool.peer_pools:
                 positions.update(self._beside_of(preemptor, grown))
             candidates_of = preemptor.became_candidates(grown) if grown else ()
             if candidates_of:
@@ -183,7 +183,7 @@ class Ranking:
     def _candidates_at(self, preemptor: Preemptor, position: int) -> list[Allocation]:
         """Return the candidates on a node; none if they are not enough."""
         node = preemptor.pool.nodes[position]
-        if not (node.allocations or node.beside) or not node.suits(preemptor.need):
+        if not (node.allocations or node.host_peers) or not node.suits(preemptor.need):
             return []
         candidates = preemptor.candidates_on(node)
         return candidates if candidates and enough_devices(preemptor, node, candidates) else []

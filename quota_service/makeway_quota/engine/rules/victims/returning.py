@@ -27,10 +27,13 @@ REPEATS: frozenset[Return] = frozenset({"in_quota", "back"})
 def could_return(preemptor: Preemptor, victim: Victim, gone: Victims) -> bool:
     """Whether a victim might return at once by evicting; False is certain, True is not."""
     cluster, workload = preemptor.cluster, victim.allocation.workload
-    if not victim.allocation.amount or not (victim.kind == STOP or replaced(preemptor, victim)):
+    if not victim.allocation.milli_gpus or not (victim.kind == STOP or replaced(preemptor, victim)):
         return False
     pools, priority, asks = cluster.pools_of(workload), cluster.priority(workload), preemptor.workload
-    if cluster.lowest(workload.team, cluster.reach(cluster.account(workload), pools)) < priority:
+    if (
+        cluster.lowest_priority(workload.team, cluster.pools_with_candidates(cluster.account(workload), pools))
+        < priority
+    ):
         return True
     if cluster.settings.in_team_preemption and asks.team == workload.team and cluster.is_below(asks, priority):
         return True
@@ -87,7 +90,7 @@ def _evicts(preemptor: Preemptor, allocation: Allocation, gone: Victims, finds: 
     cluster, workload = preemptor.cluster, allocation.workload
     if cannot_start_at_all(cluster, workload) is not None:
         return "none"
-    if max(0.0, cluster.now - workload.submitted_at) < cluster.profiles[workload.profile].patience(workload.kind):
+    if max(0.0, cluster.now - workload.submitted_at) < cluster.profiles[workload.profile].reclaim_delay(workload.kind):
         return "none"
     account, need, pools = cluster.account(workload), allocation.need, cluster.pools_of(workload)
     for pool in pools:
@@ -116,7 +119,7 @@ def _in_quota(preemptor: Preemptor, workload: Workload, pool: PoolState, gone: V
             used -= sum(amount for where, amount in _released(preemptor, victim) if guarantee.counts(account, where))
         asks = preemptor.workload.id not in cluster.nominations
         if asks and guarantee.counts(preemptor.account, preemptor.pool.pool.name):
-            used += preemptor.amount
+            used += preemptor.milli_gpus
         if used + cluster.need(workload).total > guarantee.reserved:
             return False
     return bool(guarantees)
@@ -125,7 +128,7 @@ def _in_quota(preemptor: Preemptor, workload: Workload, pool: PoolState, gone: V
 def _released(preemptor: Preemptor, victim: Victim) -> tuple[tuple[str, int], ...]:
     """Return each pool and how much of a victim counts there no more: also what it gave up before in this plan."""
     allocation = victim.allocation
-    if not allocation.rest:
+    if not allocation.is_shrunk_gang:
         return victim.counted
-    given = preemptor.cluster.allocations[allocation.workload.id].amount - allocation.amount
+    given = preemptor.cluster.allocations[allocation.workload.id].milli_gpus - allocation.milli_gpus
     return (*victim.counted, (allocation.pool.pool.name, given))

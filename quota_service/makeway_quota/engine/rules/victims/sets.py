@@ -29,11 +29,11 @@ class Victim(NamedTuple):
     gone: tuple[WorkerPlacement, ...]
 
     @property
-    def amount(self) -> int:
+    def milli_gpus(self) -> int:
         """Return the milli-GPUs that the victim gives up, with those of workers that cannot stay."""
         if self.kind != SHRINK:
-            return self.allocation.amount
-        return self.allocation.amount - self.allocation.need.gpus * len(self.kept)
+            return self.allocation.milli_gpus
+        return self.allocation.milli_gpus - self.allocation.need.gpus * len(self.kept)
 
     @property
     def loses(self) -> bool:
@@ -43,13 +43,13 @@ class Victim(NamedTuple):
     @property
     def counted(self) -> tuple[tuple[str, int], ...]:
         """Return each pool and how much of that counts there."""
-        shares = self.allocation.shares or ((self.allocation.pool, self.amount),)
+        shares = self.allocation.shares or ((self.allocation.pool, self.milli_gpus),)
         return tuple((pool.pool.name, amount) for pool, amount in shares)
 
     def counts_on(self, quota: QuotaLine) -> int:
         """Return how much of that counts on a line of the victim's team, or of a department above it."""
         counted = self.allocation.counts_on(quota)
-        return counted if self.kind != SHRINK else min(counted, self.amount)
+        return counted if self.kind != SHRINK else min(counted, self.milli_gpus)
 
     @property
     def kept(self) -> tuple[WorkerPlacement, ...]:
@@ -81,12 +81,12 @@ def stays(allocation: Allocation, part: WorkerPlacement) -> bool:
 def extra_workers(allocation: Allocation) -> int:
     """Return the number of workers that an elastic gang can go on without; 0 for a start of this very plan."""
     extra = len(allocation.parts) - allocation.need.min_workers
-    return 0 if extra < 0 or allocation.fresh or allocation.fixed else extra
+    return 0 if extra < 0 or allocation.started_in_plan or allocation.all_or_nothing else extra
 
 
 def whole(allocation: Allocation) -> Victim:
     """Return the victim that is evicted with all its workers."""
-    return Victim(allocation, WITHDRAW if allocation.fresh else STOP, allocation.parts)
+    return Victim(allocation, WITHDRAW if allocation.started_in_plan else STOP, allocation.parts)
 
 
 def ways(allocation: Allocation, nodes: Sequence[NodeState]) -> Ways:
@@ -147,7 +147,7 @@ def _many_ways(allocation: Allocation, node: NodeState | None) -> int:
         return 2
     by_node: dict[int, list[WorkerPlacement]] = {}
     for part in allocation.parts:
-        if node is None or part.node is node or part.node in node.beside:
+        if node is None or part.node is node or part.node in node.host_peers:
             by_node.setdefault(part.node.position, []).append(part)
     many = [1]
     """Number of usable workers given up so far, to the number of ways to do so."""
@@ -170,13 +170,13 @@ def key(preemptor: Preemptor, victims: Victims) -> Key:
     """Return what a set costs (rule 5.4 b to e): smaller is better."""
     if len(victims) == 1 and victims[0].kind == STOP and victims[0].loses:
         order = (STOP, *preemptor.order(victims[0].allocation))
-        return True, victims[0].allocation.amount, 0, [order[:4]], 1, [order], []
+        return True, victims[0].allocation.milli_gpus, 0, [order[:4]], 1, [order], []
     orders = sorted([(v.kind, *preemptor.order(v.allocation)) for v in victims], reverse=True)
     given = sorted([(v.allocation.workload.id, p.worker) for v in victims if v.kind == SHRINK for p in v.gone])
     idle = [v for v in victims if not v.loses]
     return (
         *(cost(victims) if idle else _cost_of(victims)),
-        sum([v.amount for v in idle]),
+        sum([v.milli_gpus for v in idle]),
         [order[:4] for order in orders],
         len(victims),
         orders,
@@ -190,7 +190,7 @@ def cost(victims: Victims) -> tuple[bool, int]:
 
 
 def _cost_of(losing: Sequence[Victim]) -> tuple[bool, int]:
-    return STOP in [v.kind for v in losing], sum([v.amount for v in losing])
+    return STOP in [v.kind for v in losing], sum([v.milli_gpus for v in losing])
 
 
 def protection(preemptor: Preemptor, victim: Victim) -> tuple[object, ...]:
@@ -252,18 +252,18 @@ def _by_last(items: Sequence[_Item]) -> Victims:
 def items_of(preemptor: Preemptor, victim: Victim) -> Iterator[_Item]:
     """Return the units of a victim, smallest first."""
     allocation, order = victim.allocation, preemptor.order(victim.allocation)
-    always = not allocation.amount if preemptor.rights in ONLY_ABOVE else preemptor.always_has_right(allocation)
+    always = not allocation.milli_gpus if preemptor.rights in ONLY_ABOVE else preemptor.always_has_right(allocation)
     per_worker = allocation.need.gpus
     if victim.kind == SHRINK:
         more = len(victim.gone) - 1  # those that cannot stay leave with the first
-        yield _Item(True, always, victim.amount - per_worker * more, order, False, victim)
+        yield _Item(True, always, victim.milli_gpus - per_worker * more, order, False, victim)
         for _ in range(more):
             yield _Item(True, always, per_worker, order, False, victim)
         return
     extra = extra_workers(allocation)
     for _ in range(extra):
         yield _Item(victim.kind != WITHDRAW, always, per_worker, order, False, victim)
-    yield _Item(victim.kind != WITHDRAW, always, allocation.amount - per_worker * extra, order, True, victim)
+    yield _Item(victim.kind != WITHDRAW, always, allocation.milli_gpus - per_worker * extra, order, True, victim)
 
 
 # Minimal sets

@@ -16,7 +16,7 @@ from .sets import Victim, Victims
 def evict(preemptor: Preemptor, victim: Victim) -> None:
     """Evict a victim; a gang that shrinks is nominated to the part of its placement that it keeps."""
     cluster, allocation = preemptor.cluster, victim.allocation
-    if allocation.rest:
+    if allocation.is_shrunk_gang:
         cluster.withdraw_nomination(allocation.workload)
     else:
         cluster.evict(allocation)
@@ -27,7 +27,7 @@ def evict(preemptor: Preemptor, victim: Victim) -> None:
 def restore(preemptor: Preemptor, victim: Victim) -> None:
     """Undo `evict`."""
     preemptor.cluster.withdraw_nomination(victim.allocation.workload)
-    if victim.allocation.rest:
+    if victim.allocation.is_shrunk_gang:
         preemptor.cluster.nominate_again(victim.allocation)
     else:
         preemptor.cluster.restore(victim.allocation)
@@ -35,7 +35,7 @@ def restore(preemptor: Preemptor, victim: Victim) -> None:
 
 def place(preemptor: Preemptor) -> tuple[WorkerPlacement, ...]:
     """Return the preemptor's placement once all terminating work is gone; empty if it has none."""
-    if not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.amount, True):
+    if not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.milli_gpus, True):
         return ()
     return find(preemptor.pool, preemptor.need, True)
 
@@ -58,7 +58,7 @@ def allowed_without(preemptor: Preemptor, victims: Victims) -> bool:
         return True
     for victim in victims:
         evict(preemptor, victim)
-    admitted = allowed(cluster, preemptor.account, preemptor.pool, preemptor.amount, True)
+    admitted = allowed(cluster, preemptor.account, preemptor.pool, preemptor.milli_gpus, True)
     for victim in victims:
         restore(preemptor, victim)
     return admitted
@@ -105,7 +105,7 @@ class PoolTrial:
         preemptor = self.preemptor
         if self.workers < preemptor.need.min_workers:
             return False
-        return allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.amount, True)
+        return allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.milli_gpus, True)
 
     def surely_needs(self, victim: Victim) -> bool:
         """Whether the nodes have too little room with a victim kept; False is not certain."""
