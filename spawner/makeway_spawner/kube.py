@@ -59,6 +59,15 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
         help="A start is given up whose pod the scheduler has not placed for this long on the node that was granted.",
     ).tag(config=True)
 
+    node_seconds = Float(
+        900.0,
+        min=0.0,
+        help="Seconds by which a start may exceed `start_timeout` while the cluster's autoscaler says that it "
+        "adds a node for its pod.",
+    ).tag(config=True)
+
+    _added_seconds = 0
+    """Seconds by which `start_timeout` is longer than the site has set it, for a node that may have to come."""
     _following: PodStart
     """What Kubernetes says of the start that is under way, or was last."""
     _server_address = ""
@@ -80,7 +89,16 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
             self.log.warning("Deleting a pod that an earlier start of %s left", self._log_name)
             await self.stop()
         self.started_here = True
+        self._withdraw_seconds()
         await super().run_pre_spawn_hook()
+        # The Hub reads it once, as the start begins, when nothing is known yet of a node that has to come.
+        self._added_seconds = int(self.node_seconds)
+        self.start_timeout += self._added_seconds
+
+    def _withdraw_seconds(self) -> None:
+        """Set `start_timeout` to what the site has set."""
+        self.start_timeout -= self._added_seconds
+        self._added_seconds = 0
 
     async def get_pod_manifest(self) -> Any:
         """Return the pod manifest with the lease in it; KubeSpawner's settings stay as they are for the next start."""
@@ -160,8 +178,7 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
                 await asyncio.wait([starting], timeout=self.look_seconds)
                 self._report_pod()
                 if not starting.done():
-                    limit = self.start_timeout - min(_MARGIN, self.start_timeout / 10)
-                    late = time.monotonic() - began > limit
+                    late = self._is_late(time.monotonic() - began)
                     self._check_start(late and not self._listens)
                     if late and self._listens:
                         return self._server_address  # the Hub goes on asking, for `http_timeout`
@@ -176,6 +193,12 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
             raise self._not_started(api_refusal.start_sentence(error, self.namespace)) from error
         finally:
             starting.cancel()
+            self._withdraw_seconds()
+
+    def _is_late(self, seconds: float) -> bool:
+        """Whether a start has taken too long: while a node is coming, its time stands still for `node_seconds`."""
+        limit: float = self.start_timeout - self._added_seconds
+        return seconds - min(self._following.node_wait, self._added_seconds) > limit - min(_MARGIN, limit / 10)
 
     async def _listening_server(self) -> Any:
         where = await super().start_server()
@@ -190,7 +213,9 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
         """Report what Kubernetes said since the last update."""
         if self._created:  # else the events are those of an earlier pod
             for step in self._following.update(self.created_pod or {}, self.events):
-                self.report(step.phase, step.message)
+                bound = f". The start waits for it for up to {duration(self._added_seconds)}."
+                waits = step.coming and self._added_seconds
+                self.report(step.phase, step.message.rstrip(".") + bound if waits else step.message)
 
     def _check_start(self, late: bool) -> None:
         """Raise Refused where the start took too long, or where waiting does not help."""

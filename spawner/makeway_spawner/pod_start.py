@@ -26,8 +26,8 @@ _ADVICE = {
     "image": "Start it again: its node may have the image by then. An administrator can have images pulled beforehand, "
     "or raise the start_timeout of the Hub's KubeSpawner.",
     "no image": "Check the name of the image and the registry's credentials, or choose another image.",
-    "coming": "Start it again: the node may be there by then. An administrator can raise the start_timeout of the "
-    "Hub's KubeSpawner beyond the time that a new node takes.",
+    "coming": "Start it again: the node may be there by then. An administrator can raise the node_seconds of the "
+    "Hub's MakewayKubeSpawner beyond the time that a new node takes.",
     "server": "Check that the image starts a notebook server on that port, and that the Hub may reach it there. Where "
     "it is only slow, an administrator can raise the start_timeout of the Hub's KubeSpawner.",
     "gate": "An administrator has to look at what sets and removes these gates, as a rule Kueue, and take the "
@@ -49,8 +49,10 @@ class PodStart:
         self._placed = False
         self._unscheduled: float | None = None
         self._claims_failed = self._claims_due = False
-        self._coming = False
-        """whether an autoscaler has said last that it adds a node"""
+        self._coming_since: float | None = None
+        """since when an autoscaler has said that it adds a node; None while it does not, and once there is one"""
+        self._came_for = 0.0
+        """seconds for which nodes were coming before that"""
 
     def update(self, pod: Pod, events: Iterable[Pod]) -> list[StartStatus]:
         """Return the statuses since the last update, in their order; where the pod runs is one of them, once."""
@@ -67,11 +69,12 @@ class PodStart:
             self._last = None
         first = self._last is None and not any(from_events)
         for status in (*from_events, gated, claims if first else None, pod_events.waiting(pod)):
-            if status is not None and not (status.unscheduled and self._placed):  # else it comes late
+            if status is not None and not self._is_outdated(status):
                 result.append(self._remember(status))
         place = pod_events.placed(pod)  # its event may be dropped, or come late
         if place is not None and not self._placed:
             self._placed = True
+            self._set_coming(False)
             if self._last is None or self._last.unscheduled or (self._last.phase == "node" and not self._last.problem):
                 result.append(self._remember(place))
         if (runs := pod_events.running(pod)) is not None and (self._last is None or self._last.phase != runs.phase):
@@ -84,11 +87,24 @@ class PodStart:
             self._unscheduled = self._clock()
         return result
 
+    def _is_outdated(self, status: StartStatus) -> bool:
+        """Whether the pod has a node, or one is coming: the scheduler goes on saying that there is none."""
+        waits = self._coming_since is not None and status.problem and status.coming is None
+        return status.unscheduled and (self._placed or waits)
+
     def _note_scaling(self, statuses: Iterable[StartStatus | None]) -> None:
         """Note whether a node is coming; once it is not, the pod has its whole time to be placed again."""
         for status in statuses:
-            if status is not None and status.coming is not None and status.coming != self._coming:
-                self._coming, self._unscheduled = status.coming, None
+            if status is not None and status.coming is not None and not self._placed:
+                self._set_coming(status.coming)
+
+    def _set_coming(self, coming: bool) -> None:
+        since, now = self._coming_since, self._clock()
+        if coming == (since is not None):
+            return
+        self._unscheduled = None
+        self._came_for += 0.0 if since is None else now - since
+        self._coming_since = now if coming else None
 
     def _remember(self, status: StartStatus) -> StartStatus:
         """Remember the status; one that repeats or adds to one of the same kind is as old as that one."""
@@ -103,12 +119,17 @@ class PodStart:
         """The seconds for which the scheduler has said that the pod fits nowhere; 0 where it does not."""
         return 0.0 if self._unscheduled is None else self._clock() - self._unscheduled
 
+    @property
+    def node_wait(self) -> float:
+        """The seconds for which a node has been coming for the pod, which are none of the start."""
+        return self._came_for + (0.0 if self._coming_since is None else self._clock() - self._coming_since)
+
     def is_unplaced(self, seconds: float) -> bool:
         """Whether the pod fits nowhere for longer than this, and no node is coming.
 
         Kubernetes has more time to make claims of devices.
         """
-        if self._coming:
+        if self._coming_since is not None:
             return False
         return self.unscheduled_for > (max(seconds, CLAIMS_SECONDS) if self._claims_due else seconds)
 

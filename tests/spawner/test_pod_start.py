@@ -241,9 +241,10 @@ def test_a_pod_for_which_a_node_is_coming_is_not_given_up(start: PodStart, clock
     (message,) = messages(start, unfit, event("TriggeredScaleUp", "pod triggered scale-up: [{a 1->2}]", uid="2"))
     assert message == "The cluster is adding a node. That takes some minutes."
     clock.now += 1000
-    start.update(unfit, ())
+    assert messages(start, unfit, event("FailedScheduling", words, version="2")) == [], "it is being dealt with"
     assert not start.is_unplaced(60)
-    assert "An administrator can raise the start_timeout" in start.failure_message(unfit)
+    assert "An administrator can raise the node_seconds" in start.failure_message(unfit)
+    assert start.node_wait == 1000
     failed = event("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 in backoff after failed scale-up", uid="3")
     (message,) = messages(start, unfit, failed)
     assert message == "The cluster's autoscaler adds no node for it: 1 in backoff after failed scale-up"
@@ -251,6 +252,18 @@ def test_a_pod_for_which_a_node_is_coming_is_not_given_up(start: PodStart, clock
     clock.now += 61
     start.update(unfit, ())
     assert start.is_unplaced(60)
+    assert start.node_wait == 1000, "none is coming any more"
+
+
+@pytest.mark.covers("F83")
+def test_the_wait_for_a_node_ends_once_the_pod_has_one_whatever_events_come_late(start: PodStart, clock: Clock) -> None:
+    start.update({}, [event("TriggeredScaleUp", "pod triggered scale-up: [{a 1->2}]")])
+    clock.now += 70
+    start.update(PLACED, ())
+    clock.now += 30
+    assert messages(start, PLACED, event("TriggeredScaleUp", "pod triggered scale-up: [{a 1->2}]", uid="2")) == []
+    clock.now += 30
+    assert start.node_wait == 70
 
 
 @pytest.mark.covers("F83")
