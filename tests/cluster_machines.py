@@ -10,6 +10,7 @@ from typing import Any
 from api_server import ApiServer
 from makeway_quota.autoscale.deployment import Deployment, MachineType
 from makeway_quota.autoscale.instances import Instance
+from makeway_quota.backends.kubernetes.api.access_reviews import ACCESS_REVIEWS
 from makeway_quota.backends.kubernetes.api.client import ApiStatusError, Object
 from makeway_quota.backends.kubernetes.cluster.nodes import NodeSelector, Toleration
 from makeway_quota.backends.kubernetes.machines.provider import KubernetesProvider
@@ -34,6 +35,8 @@ class Server(ApiServer):
         super().__init__()
         self.objects: dict[str, Object] = {}
         self.made = 0
+        self.denied: set[tuple[str, str]] = set()
+        """verbs and resources that the account may not use, as access reviews say"""
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Object:
         self._hear("GET", path)
@@ -55,6 +58,9 @@ class Server(ApiServer):
 
     async def create(self, path: str, body: Object) -> Object:
         self._hear("POST", path)
+        if path == ACCESS_REVIEWS:
+            wanted = body["spec"]["resourceAttributes"]
+            return {"status": {"allowed": (wanted["verb"], wanted["resource"]) not in self.denied}}
         key = f"{path}/{body['metadata']['name']}"
         if key in self.objects:
             raise ApiStatusError(409, "AlreadyExists", "it is there")

@@ -213,7 +213,7 @@ def machine_loop(components: Components, wake_cycle: Callable[[], None]) -> Mach
         if deployment.provider == CLUSTER:
             if CLUSTER not in components.backend.names:
                 raise ValueError("The provider kubernetes needs the backend of that name in MAKEWAY_BACKEND.")
-            return machine_provider(settings.kubernetes, lambda: components.world.document)
+            return machine_provider(settings.kubernetes, lambda: components.world.document, deployment.settings)
         secrets = store.secrets.cloud(keys, deployment.name)
         return provider_of(deployment, settings.state_dir, store.contents.installation, secrets)
 

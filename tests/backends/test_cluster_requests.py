@@ -314,3 +314,33 @@ def test_a_machine_is_listed_where_the_clock_is_behind_that_of_the_cluster(serve
     KubernetesProvider(lambda: server, SETTINGS, known.get, "low", decision_seconds=0.05).launch(REQUEST, "m-1")
     provider = KubernetesProvider(lambda: server, SETTINGS, known.get, "low", decision_seconds=15)
     assert [one.machine for one in provider.list(DEPLOYMENT.name, NOW - 600).instances] == ["m-1"]
+
+
+@pytest.mark.covers("F83")
+def test_a_check_names_the_rights_that_the_account_lacks_for_requests_and_those_alone(server: Server) -> None:
+    def provider(wanted_class: str) -> KubernetesProvider:
+        return KubernetesProvider(lambda: server, SETTINGS, {"cloud": SELECTOR}.get, provisioning_class=wanted_class)
+
+    provider(ATOMIC).check()
+    server.denied = {("create", "provisioningrequests"), ("delete", "provisioningrequests"), ("get", "podtemplates")}
+    provider("").check()
+    with pytest.raises(Denied) as told:
+        provider(ATOMIC).check()
+    assert str(told.value) == (
+        "the account of the service may not create, delete provisioningrequests and get podtemplates in the namespace "
+        "jobs; the chart gives these rights by clusterAutoscaler.provisioningRequests"
+    )
+
+
+@pytest.mark.covers("F83")
+def test_a_check_names_the_kind_of_requests_where_the_cluster_has_none(server: Server) -> None:
+    def answer(method: str, path: str) -> None:
+        if path == REQUESTS:
+            raise ApiStatusError(404, "NotFound", "the server could not find the requested resource")
+
+    server.answer = answer
+    provider = KubernetesProvider(lambda: server, SETTINGS, {"cloud": SELECTOR}.get, provisioning_class=ATOMIC)
+    with pytest.raises(
+        InvalidLaunch, match=r"the cluster has no provisioningrequests\.autoscaling\.x-k8s\.io: install"
+    ):
+        provider.check()

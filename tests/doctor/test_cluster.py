@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from makeway_quota.backends.kubernetes.api.access_reviews import ACCESS_REVIEWS
 from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiStatusError, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.api.connection import Connection
-from makeway_quota.doctor import rights
+from makeway_quota.doctor import command, rights
 from makeway_quota.doctor.cluster import ClusterAccess
 from makeway_quota.doctor.command import address_checks, examine
 from makeway_quota.doctor.findings import Finding
-from makeway_quota.doctor.rights import REVIEWS
 from makeway_quota.policy import read
 from makeway_quota.settings import load
+from makeway_quota.store.store import open_store
 
 CLAIM = "/api/v1/namespaces/jobs/persistentvolumeclaims/makeway-checkpoints"
 ACCOUNT = "/api/v1/namespaces/jobs/serviceaccounts/makeway-job"
@@ -119,7 +120,7 @@ class Client(ApiClient):
         yield lines()
 
     async def create(self, path: str, body: Object) -> Object:
-        if path == REVIEWS:
+        if path == ACCESS_REVIEWS:
             asked = body["spec"]["resourceAttributes"]
             return {"status": {"allowed": (asked["resource"], asked["verb"]) not in self.server.denied}}
         assert path in (PODS, PODS.replace("jobs", "makeway"))
@@ -152,6 +153,39 @@ async def test_the_records_of_machines_need_a_right_only_where_the_cluster_adds_
     assert await findings(server) == before, "no deployment launches nodes here"
     (right,) = [one for one in await findings(server, placeholder_class="low") if one.check == "rights"]
     assert "may not update, delete configmaps: deployments with the provider kubernetes launch no nodes" in right.what
+
+
+@pytest.mark.covers("F83")
+async def test_provisioning_requests_need_rights_only_where_a_deployment_asks_by_them() -> None:
+    server = Server()
+    before = await findings(server)
+    denying(("provisioningrequests", "create"), ("podtemplates", "delete"))(server)
+    assert await findings(server) == before, "no deployment asks by them"
+    cluster = ClusterAccess(Client(server), settings(), read(POLICY), time.time, asks_for_nodes=True)
+    first, second = [one for one in await examine(cluster, [], 10.0) if one.check == "rights"]
+    assert "may not create provisioningrequests.autoscaling.x-k8s.io: deployments with `provisioning: req" in first.what
+    assert "may not delete podtemplates" in second.what
+    assert first.severity == second.severity == "warning"
+
+
+@pytest.mark.covers("F83")
+async def test_the_deployments_that_are_stored_decide_whether_rights_to_requests_are_checked(tmp_path: Path) -> None:
+    types = "machine_types: [{name: small, pool: gpu, instance: any, gpus: 2}]"
+    text = f"version: 1\nname: grows\nprovider: kubernetes\n{types}\n"
+    asks = text + "settings: {provisioning: request}\n"
+    known = load(environ={"MAKEWAY_DB_URL": f"sqlite:///{tmp_path}/makeway.sqlite"})
+    assert not command._asks_for_nodes(known), "there is no database yet"
+    store = open_store(known.db_url)
+    try:
+        store.deployments.save("grows", text, 0, "root", 1.0)
+        assert not command._asks_for_nodes(known), "it has placeholders"
+        store.deployments.save("grows", asks, 1, "root", 2.0)
+        assert command._asks_for_nodes(known)
+    finally:
+        store.close()
+    (tmp_path / "grows.yaml").write_text(asks)
+    fresh = {"MAKEWAY_DB_URL": f"sqlite:///{tmp_path}/none.sqlite"}
+    assert command._asks_for_nodes(load(environ=fresh | {"MAKEWAY_DEPLOYMENT_FILE": str(tmp_path / "grows.yaml")}))
 
 
 async def test_the_account_of_the_hub_need_not_see_nodes() -> None:
@@ -193,7 +227,7 @@ async def with_disk(monkeypatch: pytest.MonkeyPatch, server: Server) -> tuple[li
     requests = set[str]()
 
     async def create(self: Client, path: str, body: Object) -> Object:
-        if path != REVIEWS:
+        if path != ACCESS_REVIEWS:
             requests.add(body["spec"]["containers"][0]["resources"]["requests"].get("ephemeral-storage", ""))
         return {"status": {"allowed": True}}
 

@@ -25,6 +25,8 @@ class ClusterAccess:
     clock: Callable[[], float]
     as_hub: bool = False
     """Whether the account is the Hub's, which creates notebooks, and not the service's"""
+    asks_for_nodes: bool = False
+    """Whether a deployment asks for nodes by ProvisioningRequests"""
     unread: set[str] = field(default_factory=set)
     """The resources that the account may not read, for which checks are left out"""
     _nodes: list[ClusterNode] | None = field(default=None)

@@ -11,12 +11,14 @@ from functools import partial
 
 from makeway_api.quantities import count, listed
 
+from ..autoscale.deployment import CLUSTER, provisioning_class
+from ..autoscale.document import read_deployment
 from ..backends.kubernetes.api.client import ApiClient, ApiStatusError, ApiUnreachable
 from ..backends.kubernetes.api.connection import connection
 from ..backends.kubernetes.settings import check_worker_url
 from ..policy import Document, PolicyInvalid, read
 from ..settings import ServiceSettings
-from ..store.database.postgres_check import stored_policy
+from ..store.database.postgres_check import stored_deployments, stored_policy
 from ..store.errors import StoreError
 from . import admission, database, images, machine, network, nodes, rights, server, volumes
 from .cluster import ClusterAccess
@@ -57,7 +59,8 @@ async def diagnose(settings: ServiceSettings, *, hub: bool = False, seconds: flo
         return [*problems, *await find_all(general, seconds)]
     try:
         document, findings = await in_thread(_policy, settings)
-        cluster = ClusterAccess(client, settings.kubernetes, document, time.time, hub)
+        asks = await in_thread(_asks_for_nodes, settings)
+        cluster = ClusterAccess(client, settings.kubernetes, document, time.time, hub, asks)
         checks = [*general, *address_checks(settings, hub=hub), Check("policy", partial(_as_check_result, findings))]
         return await examine(cluster, checks, seconds)
     finally:
@@ -171,6 +174,22 @@ def _policy(settings: ServiceSettings) -> tuple[Document | None, list[Finding]]:
         words = str(error).strip().splitlines()[:1] or [type(error).__name__]
         what = f"The policy cannot be read: {words[0].rstrip('.')}."
         return None, [Finding("error", what, where, "Correct it: makeway-quota policy validate names every mistake.")]
+
+
+def _asks_for_nodes(settings: ServiceSettings) -> bool:
+    """Whether a stored deployment, or the one that an empty database gets, asks by ProvisioningRequests."""
+    try:
+        documents = stored_deployments(settings.db_url)
+        if not documents and settings.deployment_file is not None:
+            documents = [settings.deployment_file.read_text(encoding="utf-8")]
+    except (OSError, UnicodeDecodeError, StoreError):  # a finding of the check of the database, or of the service
+        return False
+    for document in documents:
+        with suppress(PolicyInvalid):
+            deployment = read_deployment(document, stored=True)
+            if deployment.provider == CLUSTER and provisioning_class(deployment.settings):
+                return True
+    return False
 
 
 def _list(function: object, *args: object) -> list[Finding]:

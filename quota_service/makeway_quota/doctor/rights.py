@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..backends.kubernetes.api.client import run_all
+from ..backends.kubernetes.api.access_reviews import denied_verbs
 from ..backends.kubernetes.cluster.dra_devices import CLASSES, IMPLICIT_RESOURCE_PREFIX
+from ..backends.kubernetes.machines.provisioning_requests import REQUEST_RIGHTS
 from ..policy.pod_template import claim_templates_of
 from .cluster import ClusterAccess
 from .findings import Finding
-
-REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class Right(NamedTuple):
@@ -56,6 +55,11 @@ MACHINES = Right(
     without="deployments with the provider kubernetes launch no nodes",
 )
 """With a priority class of placeholders (`clusterAutoscaler.enabled` of the chart) besides"""
+REQUESTS = tuple(
+    Right(group, resource, verbs, without="deployments with `provisioning: request` launch no nodes")
+    for group, resource, verbs in REQUEST_RIGHTS
+)
+"""Where a deployment asks by ProvisioningRequests (`clusterAutoscaler.provisioningRequests` of the chart), besides"""
 HUB = (
     Right("", "pods", ("get", "list", "watch", "create", "delete")),
     Right("", "persistentvolumeclaims", ("get", "create", "delete")),
@@ -71,6 +75,7 @@ async def check_rights(cluster: ClusterAccess) -> Iterable[Finding]:
     else:
         wanted = [*SERVICE, *([HOMES] if cluster.settings.home_claim else [])]
         wanted += [MACHINES] if cluster.settings.placeholder_class else ()
+        wanted += REQUESTS if cluster.asks_for_nodes else ()
         wanted += DEVICES if await _counts_devices(cluster) else ()
         wanted += [TEMPLATES] if _has_claims(cluster) else ()
     return [finding for right in wanted if (finding := await _denied(cluster, right))]
@@ -91,12 +96,7 @@ def _has_claims(cluster: ClusterAccess) -> bool:
 
 async def _denied(cluster: ClusterAccess, right: Right) -> Finding | None:
     namespace = "" if right.everywhere else cluster.work_namespace
-    answers = await run_all(cluster.client.create(REVIEWS, _review(right, verb, namespace)) for verb in right.verbs)
-    denied = [
-        verb
-        for verb, answer in zip(right.verbs, answers, strict=True)
-        if not (answer.get("status") or {}).get("allowed")
-    ]
+    denied = await denied_verbs(cluster.client, right.group, right.resource, right.verbs, namespace)
     if not denied:
         return None
     where = f"namespace {namespace}" if namespace else "all namespaces"
@@ -108,13 +108,3 @@ async def _denied(cluster: ClusterAccess, right: Right) -> Finding | None:
         where,
         f"Bind it to a {'Role' if namespace else 'ClusterRole'} with these verbs, as the chart does.",
     )
-
-
-def _review(right: Right, verb: str, namespace: str) -> dict[str, object]:
-    attributes = {"group": right.group, "resource": right.resource, "verb": verb, "namespace": namespace}
-    return {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "metadata": {},
-        "spec": {"resourceAttributes": attributes},
-    }

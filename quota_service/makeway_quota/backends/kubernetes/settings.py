@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -223,8 +223,14 @@ def backend_of(settings: KubernetesSettings) -> Backend:
     )
 
 
-def machine_provider(settings: KubernetesSettings, document: Callable[[], Document | None]) -> Provider:
-    """Return the provider of deployments whose machines the cluster's autoscaler adds; ValueError as `backend_of`."""
+def machine_provider(
+    settings: KubernetesSettings, document: Callable[[], Document | None], deployment: Mapping[str, str]
+) -> Provider:
+    """Return the provider of a deployment whose machines the cluster's autoscaler adds; ValueError as `backend_of`.
+
+    `deployment`: its settings.
+    """
+    from ...autoscale.deployment import provisioning_class
     from .api.client import ApiClient
     from .api.connection import connection
     from .cluster.nodes import NodeSelector, selectors, toleration
@@ -240,4 +246,10 @@ def machine_provider(settings: KubernetesSettings, document: Callable[[], Docume
             None if policy is None else next((one for one in selectors(policy, tolerations) if one.pool == pool), None)
         )
 
-    return KubernetesProvider(lambda: ApiClient(cluster), pods, selector, settings.placeholder_class)
+    return KubernetesProvider(
+        lambda: ApiClient(cluster),
+        pods,
+        selector,
+        settings.placeholder_class,
+        provisioning_class=provisioning_class(deployment),
+    )

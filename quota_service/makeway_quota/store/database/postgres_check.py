@@ -79,23 +79,32 @@ def read_facts(url: str) -> ServerFacts | None:
 
 def stored_policy(url: str) -> str | None:
     """Return the policy document in force, without a change of the database; None where there is none yet."""
-    parsed = parse(url)
     newest = "SELECT document FROM policies ORDER BY version DESC LIMIT 1"
+    return next(iter(_documents(url, "policies", newest)), None)
+
+
+def stored_deployments(url: str) -> list[str]:
+    """Return the documents of deployments, without a change of the database."""
+    return _documents(url, "deployments", "SELECT document FROM deployments WHERE deleted_at IS NULL ORDER BY name")
+
+
+def _documents(url: str, table: str, query: str) -> list[str]:
+    """Return the documents that a query of a table finds; none where the database has no such table."""
+    parsed = parse(url)
     if parsed.get_backend_name() == "sqlite":
         if not (path := Path(parsed.database or "")).exists():
-            return None
+            return []
         with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as file:
-            return next((str(row[0]) for row in file.execute(newest)), None)
-        return None
+            return [str(row[0]) for row in file.execute(query) if row[0] is not None]
+        return []
     engine = postgres_engine(parsed, silence=SECONDS, pooled=False)
     try:
         with engine.connect() as connection, connection.begin():
-            if not inspect(connection).has_table("policies"):
-                return None
-            document = connection.execute(text(newest)).scalar()
-            return None if document is None else str(document)
+            if not inspect(connection).has_table(table):
+                return []
+            return [str(row[0]) for row in connection.execute(text(query)) if row[0] is not None]
     except DBAPIError:  # what is wrong with the database is a finding of its own
-        return None
+        return []
     finally:
         engine.dispose()
 

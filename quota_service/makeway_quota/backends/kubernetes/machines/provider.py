@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from makeway_api.pods import INSTANCE, KIND, MANAGED_BY, MANAGER
+from makeway_api.quantities import listed
 
 from ....autoscale.instances import Instance, InstanceList
 from ....autoscale.provider import (
@@ -31,6 +32,7 @@ from ....autoscale.provider import (
     StockOut,
     Throttled,
 )
+from ..api.access_reviews import denied_verbs
 from ..api.client import ApiClient, ApiStatusError, ApiUnreachable, Object
 from ..cluster.nodes import ClusterNode, NodeSelector, project_node
 from ..cluster.pod_requests import ENDED, MACHINE
@@ -38,6 +40,7 @@ from ..pods.manifest import PodSettings
 from .objects import DEPLOYMENT, ScaleUp, keeper, names_of, offers, placeholder, record, refusal, scale_up_of
 from .provisioning_requests import (
     CRD,
+    REQUEST_RIGHTS,
     answer_of,
     class_of,
     consumption,
@@ -80,10 +83,15 @@ class KubernetesProvider:
         selector: Callable[[str], NodeSelector | None],
         priority: str = "",
         decision_seconds: float = DECISION_SECONDS,
+        provisioning_class: str = "",
     ) -> None:
-        """`priority`: the class of placeholders, below that of all work."""
+        """`priority`: the class of placeholders, below that of all work.
+
+        `provisioning_class`: that of the deployment's ProvisioningRequests; "" for placeholders alone.
+        """
         self._new_client, self._settings, self._selector = new_client, settings, selector
         self._priority, self._decision_seconds = priority, decision_seconds
+        self._provisioning_class = provisioning_class
         space = f"/api/v1/namespaces/{settings.namespace}"
         self._records, self._pods, self._events = f"{space}/configmaps", f"{space}/pods", f"{space}/events"
         self._templates, self._requests = f"{space}/podtemplates", requests_path(settings.namespace)
@@ -91,14 +99,34 @@ class KubernetesProvider:
     # -- the protocol
 
     def check(self) -> None:
-        """Raise Denied where the service's account lacks a right in the namespace of jobs."""
+        """Raise Denied where the service's account lacks a right in the namespace of jobs, also one to write.
+
+        InvalidLaunch where the deployment asks by ProvisioningRequests, and the cluster has no such kind.
+        """
         ours = {"labelSelector": f"{KIND}=machine,{INSTANCE}={self._settings.instance}", "limit": "1"}
 
         async def read(client: ApiClient) -> None:
             for path in (self._records, self._pods, self._events):
                 await client.get(path, {"limit": "1"} if path == self._events else ours)
+            if self._provisioning_class:
+                await self._check_requests(client)
 
         self._run(read)
+
+    async def _check_requests(self, client: ApiClient) -> None:
+        space, denied = self._settings.namespace, []
+        for group, resource, verbs in REQUEST_RIGHTS:
+            missing = await denied_verbs(client, group, resource, verbs, space)
+            denied += [f"{', '.join(missing)} {resource}"] if missing else []
+        if denied:
+            raise Denied(
+                f"the account of the service may not {listed(denied)} in the namespace {space}; "
+                "the chart gives these rights by clusterAutoscaler.provisioningRequests"
+            )
+        try:
+            await client.get(self._requests, {"limit": "1"})
+        except ApiStatusError as error:
+            raise _launch_error(error) from error
 
     def list(self, deployment: str, now: float) -> InstanceList:
         """Return the machines of a deployment; a placeholder that was bound makes way for work here."""

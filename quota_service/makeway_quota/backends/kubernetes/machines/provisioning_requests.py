@@ -20,6 +20,11 @@ GROUP = "autoscaling.x-k8s.io"
 CRD = f"provisioningrequests.{GROUP}"
 CONSUMED = f"{GROUP}/consume-provisioning-request"
 CLASS = f"{GROUP}/provisioning-class-name"
+REQUEST_RIGHTS = (
+    (GROUP, "provisioningrequests", ("create", "get", "list", "delete")),
+    ("", "podtemplates", ("create", "get", "delete")),
+)
+"""What the service's account has to be allowed for them in the namespace of jobs: group, resource and verbs"""
 PROVISIONED, FAILED, EXPIRED, REVOKED = "Provisioned", "Failed", "BookingExpired", "CapacityRevoked"
 """The types of conditions that decide something; `Accepted` says only that the autoscaler will try"""
 NOT_FOUND = "CapacityIsNotFound"
