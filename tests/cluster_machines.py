@@ -81,12 +81,13 @@ class Server(ApiServer):
 
     # -- what a cluster does
 
-    def says(self, reason: str, message: str, machine: str = "m-1") -> None:
+    def says(self, reason: str, message: str, machine: str = "m-1", by: str = "cluster-autoscaler") -> None:
         """Add an event about a placeholder."""
         number = len(self.objects) + 1
         about = {"name": f"makeway-machine-{machine}-place", "uid": self.pod(machine)["metadata"]["uid"]}
         at = f"2026-11-28T12:{number:02}:00Z"
         event = {"reason": reason, "message": message, "involvedObject": about, "lastTimestamp": at}
+        event["source"] = {"component": by}
         self.objects[f"{EVENTS}/e{number}"] = {**event, "metadata": {"name": f"e{number}"}}
 
     def pod(self, machine: str = "m-1", kind: str = "place") -> Object:

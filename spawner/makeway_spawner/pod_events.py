@@ -23,6 +23,8 @@ _OF_VOLUME_CLAIM = re.compile(r"persistentvolumeclaim|persistent volumes to bind
 _OF_RESOURCE_CLAIM = re.compile(
     r"resourceclaim|allocate all claims|device class|claim has been generated", re.IGNORECASE
 )
+_REFUSAL = re.compile(r"^(pod didn't trigger scale-up|Failed to schedule pod)[:, ]*")
+"""How refusals of Cluster Autoscaler and Karpenter begin"""
 _PULLED_IN = re.compile(r" in ([\d.]+m?s|\d+m[\d.]+s)\b")
 
 
@@ -53,13 +55,13 @@ def event_status(event: Mapping[str, Any]) -> StartStatus | None:
     """Return what an event says to the user, None where it says nothing that they need."""
     reason, message = str(event.get("reason") or ""), str(event.get("message") or "").strip()
     about = (event.get("involvedObject") or {}).get("fieldPath") or ""
+    if (scaling := _scaling(event, reason, message)) is not None:
+        return scaling
     if reason == "FailedScheduling":
         words = f"Kubernetes does not place the notebook yet: {message}"
         return StartStatus("node", words, problem=True, unscheduled=True, volume_claim=waits_for_volume_claim(message))
     if reason == NO_RESOURCE_CLAIM:
         return StartStatus("node", f"A claim of devices is not made yet: {message}", problem=True, unscheduled=True)
-    if (scaling := _scaling(event, reason, message)) is not None:
-        return scaling
     if reason in ("FailedMount", "FailedAttachVolume"):
         return StartStatus("node", f"A volume is not there yet: {message}", problem=True, volume=True)
     if reason == "Pulling":
@@ -83,10 +85,11 @@ def _scaling(event: Mapping[str, Any], reason: str, message: str) -> StartStatus
             "node", "The cluster is adding a node. That takes some minutes.", unscheduled=True, coming=True
         )
     by = str(event.get("reportingComponent") or (event.get("source") or {}).get("component") or "")
-    if reason == "Nominated" and by.startswith("karpenter"):
+    of_karpenter = by.startswith("karpenter")
+    if reason == "Nominated" and of_karpenter:
         return StartStatus("node", f"The cluster has a node for it: {message}", unscheduled=True, coming=True)
-    if reason == "NotTriggerScaleUp":
-        why = message.removeprefix("pod didn't trigger scale-up").lstrip(": ") or "it gives no reason"
+    if reason == "NotTriggerScaleUp" or (reason == "FailedScheduling" and of_karpenter):
+        why = _REFUSAL.sub("", message) or "it gives no reason"
         words = f"The cluster's autoscaler adds no node for it: {why}"
         return StartStatus("node", words, problem=True, unscheduled=True, coming=False)
     return None

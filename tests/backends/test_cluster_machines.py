@@ -54,17 +54,50 @@ def test_a_machine_is_a_placeholder_of_its_shape_in_its_pool(server: Server, pro
 
 
 @pytest.mark.covers("F83")
+@pytest.mark.parametrize(
+    ("component", "reason", "message", "why"),
+    [
+        (
+            "cluster-autoscaler",
+            "NotTriggerScaleUp",
+            "pod didn't trigger scale-up: 2 max node group size reached",
+            "2 max node group size reached",
+        ),
+        (
+            "karpenter",
+            "FailedScheduling",
+            'Failed to schedule pod, incompatible with nodepool "gpu"',
+            'incompatible with nodepool "gpu"',
+        ),
+    ],
+    ids=["Cluster Autoscaler", "Karpenter"],
+)
 def test_a_type_that_the_autoscaler_cannot_add_is_out_of_stock_and_leaves_nothing(
-    server: Server, provider: KubernetesProvider
+    server: Server, provider: KubernetesProvider, component: str, reason: str, message: str, why: str
 ) -> None:
     def answer(method: str, path: str) -> None:
         if method == "GET" and path == EVENTS and len(server.objects) == 2:
-            server.says("NotTriggerScaleUp", "pod didn't trigger scale-up: 2 max node group size reached")
+            server.says(reason, message, by=component)
 
     server.answer = answer
-    with pytest.raises(StockOut, match="the cluster's autoscaler adds no node: 2 max node group size reached"):
+    with pytest.raises(StockOut, match=f"the cluster's autoscaler adds no node: {why}"):
         provider.launch(REQUEST, "m-1")
     assert server.names() == []
+
+
+@pytest.mark.covers("F83")
+@pytest.mark.parametrize("taint", ["karpenter.sh/disrupted", "ToBeDeletedByClusterAutoscaler"])
+def test_a_node_that_the_autoscaler_is_about_to_remove_is_taken_back_so_that_its_jobs_get_a_notice(
+    server: Server, provider: KubernetesProvider, taint: str
+) -> None:
+    provider.launch(REQUEST, "m-1")
+    server.joins("node-1", gpus=8)
+    server.pod()["spec"]["nodeName"] = "node-1"
+    (result,) = listed(provider)
+    assert (result.state, result.revoked) == ("running", False)
+    server.objects["/api/v1/nodes/node-1"]["spec"]["taints"] = [{"key": taint, "effect": "NoSchedule"}]
+    (result,) = listed(provider)
+    assert (result.state, result.revoked) == ("running", True)
 
 
 @pytest.mark.covers("F83")
@@ -264,6 +297,8 @@ def test_of_what_an_autoscaler_said_the_newest_counts() -> None:
     assert [one and one.coming for one in result] == [False, True]
     assert scale_up_of([said("Nominated", "2026", "kueue"), said("FailedScheduling", "2026")]) is None
     assert scale_up_of([said("Nominated", "2026", "karpenter")])
+    karpenter = [said("Nominated", "2026-01-01", "karpenter"), said("FailedScheduling", "2026-01-02", "karpenter")]
+    assert [one and one.coming for one in (scale_up_of(karpenter[:1]), scale_up_of(karpenter))] == [True, False]
 
 
 def status(**fields: Any) -> MachineStatus:

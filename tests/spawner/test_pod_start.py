@@ -270,6 +270,12 @@ def test_the_wait_for_a_node_ends_once_the_pod_has_one_whatever_events_come_late
 def test_karpenter_says_by_nominated_that_a_node_is_coming(start: PodStart) -> None:
     told = {**event("Nominated", "Pod should schedule on: nodeclaim/gpu-x1"), "source": {"component": "karpenter"}}
     assert messages(start, {}, told) == ["The cluster has a node for it: Pod should schedule on: nodeclaim/gpu-x1"]
+    none = {
+        **event("FailedScheduling", "Failed to schedule pod, no nodepool", uid="3"),
+        "reportingComponent": "karpenter",
+    }
+    assert messages(start, {}, none) == ["The cluster's autoscaler adds no node for it: no nodepool"]
+    assert start.node_wait == 0
     other = {**event("Nominated", "elected", uid="2"), "source": {"component": "another"}}
     assert messages(start, {}, other) == []
 

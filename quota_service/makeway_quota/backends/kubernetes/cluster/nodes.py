@@ -101,6 +101,11 @@ class ClusterNode:
     created: float | None = None
     """when it joined, in Unix seconds by the clock of the API server"""
 
+    @property
+    def leaving(self) -> bool:
+        """Whether an autoscaler is about to remove it."""
+        return any(taint.key in LEAVING_TAINTS and taint.effect in NO_SCHEDULE for taint in self.taints)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSelector:

@@ -8,6 +8,7 @@ the node from being removed, and the placeholder makes way.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -26,9 +27,11 @@ ANY = "any"
 """The `instance` of a type whose machines may be any nodes of their pool"""
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 ZONE = "topology.kubernetes.io/zone"
-ADDS = ("TriggeredScaleUp", "Nominated")
-"""Reasons of events by which Cluster Autoscaler and Karpenter say that a node is coming"""
-REFUSES = "NotTriggerScaleUp"
+OF_CLUSTER_AUTOSCALER, OF_KARPENTER = ("TriggeredScaleUp", "NotTriggerScaleUp"), ("Nominated", "FailedScheduling")
+"""Reasons of events by which each says that a node is coming, and that none is; the scheduler has the last one, too"""
+REFUSES = ("NotTriggerScaleUp", "FailedScheduling")
+REFUSAL = re.compile(r"^(pod didn't trigger scale-up|Failed to schedule pod)[:, ]*")
+"""How their refusals begin"""
 
 
 class MachineObjects(NamedTuple):
@@ -163,15 +166,14 @@ def scale_up_of(events: Iterable[Object]) -> ScaleUp | None:
         return None
     newest = max(text, key=_time_of)
     message = " ".join(str(newest.get("message") or "").split())
-    return ScaleUp(newest["reason"] != REFUSES, message)
+    return ScaleUp(newest["reason"] not in REFUSES, message)
 
 
 def _is_of_autoscaler(event: Object) -> bool:
-    reason = event.get("reason")
-    if reason == "Nominated":
-        by = str(event.get("reportingComponent") or (event.get("source") or {}).get("component") or "")
-        return by.startswith("karpenter")
-    return reason == REFUSES or reason in ADDS
+    if event.get("reason") not in OF_KARPENTER:
+        return event.get("reason") in OF_CLUSTER_AUTOSCALER
+    by = str(event.get("reportingComponent") or (event.get("source") or {}).get("component") or "")
+    return by.startswith("karpenter")
 
 
 def _time_of(event: Object) -> tuple[str, str]:
@@ -182,7 +184,7 @@ def _time_of(event: Object) -> tuple[str, str]:
 
 def refusal(scale_up: ScaleUp) -> str:
     """Return in plain words why no node is added."""
-    why = scale_up.message.removeprefix("pod didn't trigger scale-up").lstrip(": ") or "it gives no reason"
+    why = REFUSAL.sub("", scale_up.message) or "it gives no reason"
     return f"the cluster's autoscaler adds no node: {why}"
 
 

@@ -368,7 +368,8 @@ class KubernetesProvider:
     ) -> Instance:
         """Return a machine on its node: ready once the node has the GPUs, and nothing of ours holds them."""
         wanted, names = json.loads(stored["data"]["request"]), names_of(result.machine)
-        result = replace(result, revoked=is_revoked((cluster.requests or {}).get(names.record)))
+        revoked = node.leaving or is_revoked((cluster.requests or {}).get(names.record))
+        result = replace(result, revoked=revoked)
         if not stored["data"]["node"]:
             stored["data"]["node"] = node.name
             await client.replace(f"{self._records}/{names.record}", stored)
