@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 from .problems import KubeProblem
-from .programs import are_built, cache, compile_package, download_modules, find_go, key, one_builder
+from .programs import tool, tool_folder
 
 VERSION = "4.3.1"
 SOURCES = Path(__file__).parent / "helm_binary"
@@ -23,32 +22,12 @@ FLAGS = (
 
 def is_built() -> bool:
     """Whether Helm is in the cache."""
-    return (_place() / "helm").exists()
-
-
-def _place() -> Path:
-    return cache() / f"helm-{key(SOURCES, FLAGS)}"
+    return (tool_folder("helm", SOURCES, FLAGS) / "helm").exists()
 
 
 def helm() -> Path:
     """Return Helm; build it first if it is not in the cache."""
-    place = _place()
-    program = place / "helm"
-    if not program.exists():
-        cache().mkdir(parents=True, exist_ok=True)
-        with one_builder() as lock:
-            if not program.exists():  # the builder that held the lock may have built it
-                go = find_go()
-                download_modules(go, lock, SOURCES, "Helm", "0.4 GB on disk")
-                place.mkdir(exist_ok=True)
-                fresh = cache() / "helm.new" / "helm"
-                fresh.parent.mkdir(exist_ok=True)
-                compile_package(go, ".", fresh, lock, SOURCES, FLAGS)
-                fresh.replace(program)
-                fresh.parent.rmdir()
-                if are_built():  # else the build of Kubernetes uses what was compiled
-                    shutil.rmtree(cache() / "go-build", ignore_errors=True)
-    return program
+    return tool("helm", "Helm", "0.4 GB on disk", SOURCES, FLAGS)
 
 
 class Helm:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import platform
 import re
@@ -26,6 +27,7 @@ TITLES = {
     "kube": f"Compiling Kubernetes {KUBERNETES} (once; a quarter of an hour on two processors)",
     "pause": "Compiling the pause program of pods",
     "helm": "Compiling Helm (once; some minutes on two processors)",
+    "karpenter": "Compiling Karpenter (once; some minutes on two processors)",
 }
 SOURCES = Path(__file__).parent / "binary"
 GO_FROM_PYPI = Path(__file__).resolve().parent.parent / ".venvs" / "bin"
@@ -113,6 +115,50 @@ def _build(place: Path, lock: IO[str]) -> None:
         (fresh / name).symlink_to("kube")
     fresh.replace(place)
     shutil.rmtree(objects, ignore_errors=True)  # 4 GB that only the retry of an interrupted build needs
+
+
+def tool(name: str, title: str, size: str, sources: Path, flags: Sequence[str], package: str = ".") -> Path:
+    """Return a program that only some tests need; build it first if it is not in the cache.
+
+    `size`: what its modules need on the disk. `package`: the one of its command.
+    """
+    place = tool_folder(name, sources, flags)
+    program = place / name
+    if not program.exists():
+        cache().mkdir(parents=True, exist_ok=True)
+        with one_builder() as lock:
+            if not program.exists():  # the builder that held the lock may have built it
+                go = find_go()
+                download_modules(go, lock, sources, title, size)
+                place.mkdir(exist_ok=True)
+                fresh = cache() / f"{name}.new" / name
+                fresh.parent.mkdir(exist_ok=True)
+                compile_package(go, package, fresh, lock, sources, flags)
+                fresh.replace(program)
+                fresh.parent.rmdir()
+                if are_built():  # else the build of Kubernetes uses what was compiled
+                    shutil.rmtree(cache() / "go-build", ignore_errors=True)
+    return program
+
+
+def tool_folder(name: str, sources: Path, flags: Sequence[str]) -> Path:
+    """Return the folder in the cache of a program that only some tests need."""
+    return cache() / f"{name}-{key(sources, flags)}"
+
+
+def module_folder(module: str, sources: Path) -> Path:
+    """Return where the files of a Go module lie that a go.mod names; download it where it is not there."""
+    done = subprocess.run(
+        [find_go(), "mod", "download", "-json", module],
+        cwd=sources,
+        env=_environ(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise KubeProblem(f"The Go module {module} could not be downloaded:\n{done.stdout}{done.stderr}"[-1500:])
+    return Path(json.loads(done.stdout)["Dir"])
 
 
 def download_modules(go: Path, lock: IO[str], sources: Path, name: str, size: str) -> None:

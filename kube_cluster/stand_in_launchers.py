@@ -50,6 +50,8 @@ def running(kubeconfig: Path, address: str, namespace: str) -> Iterator[None]:
                 continue
             except Exception:  # jobs would be lost
                 log.exception("Simulated jobs could not be reported; it is tried again")
+        for one in launchers.values():  # connections are those of this thread
+            one.close()
 
     thread = threading.Thread(target=work, name="launchers", daemon=True)
     thread.start()
@@ -75,7 +77,7 @@ def _exchange(api: Api, address: str, namespace: str, launchers: dict[str, Launc
                 ended = {"metadata": {"annotations": {simulated.EXIT_CODE: "0"}}}
                 api.merge(f"{path}/{pod['metadata']['name']}", ended)
     for uid in launchers.keys() - live:
-        del launchers[uid]
+        launchers.pop(uid).close()
 
 
 def _service(api: Api, address: str, pod: Object) -> Service:
@@ -108,6 +110,10 @@ class Launcher:
         except Unavailable:  # it is tried again
             return False
         return self._over
+
+    def close(self) -> None:
+        """Close the connection to the service."""
+        self._service.close()
 
     def _exchange(self) -> None:
         now = time.time()

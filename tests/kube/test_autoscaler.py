@@ -32,29 +32,30 @@ machine_types:
   - {name: small, pool: cloud, instance: small-2, gpus: 2, idle_timeout: 3}
   - {name: large, pool: cloud, instance: large-4, gpus: 4, idle_timeout: 3}
 """
+NEXT_POOL = DEPLOYMENT.replace("name: large, pool: cloud", "name: large, pool: spare")
 ASKS = DEPLOYMENT + "settings: {provisioning: request}\n"
 REQUESTS = f"/apis/autoscaling.x-k8s.io/v1/namespaces/{NAMESPACE}/provisioningrequests"
 TEMPLATES = f"/api/v1/namespaces/{NAMESPACE}/podtemplates"
 SIMULATED = {"key": "kwok.x-k8s.io/node", "operator": "Exists"}
 
 
-def policy() -> str:
+def policy(*pools: str) -> str:
     pod = {"spec": {"tolerations": [SIMULATED]}}
     document = {
         "version": 1,
-        "pools": [{"name": "cloud", "kind": "autoscaled", "nodes": {"labels": {POOL: "cloud"}}}],
-        "profiles": [{"name": "gpu2", "gpus": 2, "pools": ["cloud"], "policies": ["rnd"], "grace": 1, "pod": pod}],
-        "policies": [{"name": "rnd", "groups": ["rnd"], "quotas": [{"pools": ["cloud"], "reserved": 0, "limit": 8}]}],
+        "pools": [{"name": name, "kind": "autoscaled", "nodes": {"labels": {POOL: name}}} for name in pools],
+        "profiles": [{"name": "gpu2", "gpus": 2, "pools": [*pools], "policies": ["rnd"], "grace": 1, "pod": pod}],
+        "policies": [{"name": "rnd", "groups": ["rnd"], "quotas": [{"pools": [*pools], "reserved": 0, "limit": 8}]}],
     }
     return json.dumps(document)
 
 
 @pytest.fixture
-async def growing(control_plane: Cluster, tmp_path: Path) -> AsyncIterator[Serving]:
-    """Return a service for a pool without a single node, which does not run yet."""
+async def growing(control_plane: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Serving]:
+    """Return a service for pools without a single node, which does not run yet; by default one pool."""
     make_namespace(control_plane)
     control_plane.simulate()
-    made = Serving(control_plane, tmp_path / "state", policy())
+    made = Serving(control_plane, tmp_path / "state", policy(*getattr(request, "param", ("cloud",))))
     made.environ |= {"MAKEWAY_BACKEND": "kubernetes,machines", "MAKEWAY_KUBE_TOLERATIONS": "kwok.x-k8s.io/node"}
     del made.environ["MAKEWAY_KUBE_CHECKPOINT_CLAIM"]
     yield made
@@ -126,6 +127,51 @@ async def test_a_job_gets_a_node_of_the_clusters_autoscaler_which_goes_when_the_
             gone = store.machines.machine(machine.id)
             assert gone is not None
             assert gone.state == "gone"
+
+
+@pytest.mark.covers("F71", "F83")
+@pytest.mark.parametrize("growing", [("cloud", "spare")], indirect=True, ids=["two pools"])
+async def test_a_job_goes_on_to_the_next_pool_where_the_autoscaler_adds_no_node_in_the_first(
+    growing: Serving, control_plane: Cluster
+) -> None:
+    api = control_plane.api
+    full, free = (
+        StandInAutoscaler(api, "cloud", {"small-2": (2, 0)}),
+        StandInAutoscaler(api, "spare", {"large-4": (4, 1)}),
+    )
+    with full, free:
+        async with growing.running() as service:
+            store = service.components.store
+            store.deployments.save("grows", NEXT_POOL, 0, "root", 1.0)
+            job = await growing.submit("ana", "fit", "train", profile="gpu2")
+            said: set[str] = set()
+
+            def rows() -> list[Machine]:
+                return list(store.machines.live())
+
+            async def ready() -> bool:
+                reason = (await growing.client("ana").job(job.id)).reason
+                said.add(reason.message if reason else "")
+                return [row.type for row in rows() if row.state == "ready"] == ["large"]
+
+            for _ in range(600):
+                if await ready():
+                    break
+                await asyncio.sleep(0.1)
+            assert [(row.type, row.pool, row.cluster_node) for row in rows()] == [("large", "spare", "auto-large-4-1")]
+
+            def placed() -> bool:
+                result = api.items(PODS, labelSelector=f"makeway/job={job.id}")
+                return any(one["spec"].get("nodeName") == "auto-large-4-1" for one in result)
+
+            await soon(placed, "its pod is on the new node of the second pool")
+            events = service.components.store.machine_log.events("grows")
+            assert [one.message for one in events if one.reason == "stock_out"] == ["small, any zone, on demand"]
+            assert any(one.startswith("Waiting for a machine: booting.") for one in said), said
+            await growing.client("ana").cancel(job.id)
+            await soon(lambda: free.removed == ["auto-large-4-1"], "the cluster removes the node")
+            await soon(lambda: not rows() and not objects(api), "nothing of it is left")
+    assert (full.added, full.failures, free.failures) == ([], [], [])
 
 
 @pytest.mark.covers("F71", "F83")

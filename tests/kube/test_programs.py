@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kube_cluster import programs
+from kube_cluster import karpenter, programs
 from kube_cluster.problems import KubeProblem
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +94,17 @@ def test_other_sources_are_another_build(go: Path, monkeypatch: pytest.MonkeyPat
     assert programs.built() != first
     assert first.exists()
     assert builds(go) == 2
+
+
+def test_karpenter_is_built_once_from_the_version_with_a_checksum_that_is_named(go: Path) -> None:
+    program = karpenter.karpenter()
+    assert karpenter.karpenter() == program
+    calls = [line for line in go.read_text().splitlines() if line.startswith("build")]
+    assert [line.endswith(f"/karpenter.new/karpenter {karpenter.MODULE}/kwok") for line in calls] == [True]
+    assert sorted(file.name for file in programs.cache().iterdir()) == sorted(["go-build", program.parent.name, "lock"])
+    module, sums = ((karpenter.SOURCES / name).read_text() for name in ("go.mod", "go.sum"))
+    assert f"{karpenter.MODULE} v{karpenter.VERSION}\n" in module
+    assert f"\n{karpenter.MODULE} v{karpenter.VERSION} h1:" in sums
 
 
 def test_two_builders_at_once_build_once(go: Path, compiling: Path) -> None:
