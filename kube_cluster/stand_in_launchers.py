@@ -1,8 +1,8 @@
 """Stand-ins for the launchers of jobs on simulated nodes: each job succeeds after a while, and nothing of it runs.
 
 A thread of the cluster's process exchanges with the service what the launcher in a container does: it claims the worker
-with the token of its pod, reports that it lives, and in the end, also after a notice, its log and exit code. Then the
-pod ends.
+with the token of its pod, reports that it lives, and in the end, also after a notice or a deletion of its pod, its log
+and exit code. Then the pod ends.
 """
 
 from __future__ import annotations
@@ -69,11 +69,12 @@ def _exchange(api: Api, address: str, namespace: str, launchers: dict[str, Launc
     live = set()
     for pod in api.items(path, labelSelector="makeway/job", fieldSelector="status.phase=Running"):
         uid = pod["metadata"]["uid"]
-        if pod["spec"].get("nodeName") in nodes and "deletionTimestamp" not in pod["metadata"]:
+        terminated = "deletionTimestamp" in pod["metadata"]
+        if pod["spec"].get("nodeName") in nodes and (uid in launchers or not terminated):
             live.add(uid)
             if uid not in launchers:
                 launchers[uid] = Launcher(_service(api, address, pod))
-            if launchers[uid].has_ended():
+            if launchers[uid].has_ended(terminated):
                 ended = {"metadata": {"annotations": {simulated.EXIT_CODE: "0"}}}
                 api.merge(f"{path}/{pod['metadata']['name']}", ended)
     for uid in launchers.keys() - live:
@@ -100,11 +101,11 @@ class Launcher:
         self._due = 0.0
         self._over = False
 
-    def has_ended(self) -> bool:
-        """Exchange what is due, and return whether the worker has ended."""
+    def has_ended(self, terminated: bool) -> bool:
+        """Exchange what is due, and return whether the worker has ended; `terminated`: it has got SIGTERM."""
         try:
             if not self._over:
-                self._exchange()
+                self._exchange(terminated)
         except (AttemptEnded, Rejected):  # as when it was cancelled
             self._over = True
         except Unavailable:  # it is tried again
@@ -115,13 +116,13 @@ class Launcher:
         """Close the connection to the service."""
         self._service.close()
 
-    def _exchange(self) -> None:
+    def _exchange(self, terminated: bool) -> None:
         now = time.time()
         if self._began is None or self._service.expired:
             self._service.post("claim", {"instance": self._instance})
             self._began = self._began or now
         orders = self._service.orders("", 0)
-        noticed = bool(orders.get("stop") or orders.get("notice"))
+        noticed = bool(terminated or orders.get("stop") or orders.get("notice"))
         if noticed or now >= self._began + RUN_SECONDS:
             self._service.append("log", 0, TEXT, dropped=False)
             end = {"exit_code": STOPPED if noticed else 0, "acknowledged": noticed, "ended_at": now}

@@ -1,4 +1,4 @@
-"""Ask the API server what the account of this process may do."""
+"""Find out from the API server what the account of this process may do."""
 
 from __future__ import annotations
 
