@@ -68,6 +68,8 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
 
     _added_seconds = 0
     """Seconds by which `start_timeout` is longer than the site has set it, for a node that may have to come."""
+    _waited_for_nodes = 0.0
+    """Seconds for which nodes were coming for earlier pods of the same start."""
     _following: PodStart
     """What Kubernetes says of the start that is under way, or was last."""
     _server_address = ""
@@ -154,6 +156,13 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
         others, who would be evicted for the next start. The Hub asks the server itself afterwards, but ever less often:
         what it finds at once costs no such pause.
         """
+        self._waited_for_nodes = 0.0
+        try:
+            return await self._start_where_granted()
+        finally:
+            self._withdraw_seconds()
+
+    async def _start_where_granted(self) -> Any:
         began = time.monotonic()
         for pause in HELD_PAUSES:
             try:
@@ -193,12 +202,13 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
             raise self._not_started(api_refusal.start_sentence(error, self.namespace)) from error
         finally:
             starting.cancel()
-            self._withdraw_seconds()
+            self._waited_for_nodes += self._following.node_wait
 
     def _is_late(self, seconds: float) -> bool:
         """Whether a start has taken too long: while a node is coming, its time stands still for `node_seconds`."""
         limit: float = self.start_timeout - self._added_seconds
-        return seconds - min(self._following.node_wait, self._added_seconds) > limit - min(_MARGIN, limit / 10)
+        waited = self._waited_for_nodes + self._following.node_wait
+        return seconds - min(waited, self._added_seconds) > limit - min(_MARGIN, limit / 10)
 
     async def _listening_server(self) -> Any:
         where = await super().start_server()
