@@ -44,7 +44,7 @@ class Moment:
 
     def usage(self, team: str, line: QuotaLine, back: list[Victim]) -> int:
         """Return the future usage of a line with the workloads in `back` still running."""
-        kept = [(t, t.amount) for t in [*self.stay, *self.nominations]]
+        kept = [(t, t.milli_gpus) for t in [*self.stay, *self.nominations]]
         given_up = [(v.allocation, v.allocation.milli_gpus - v.allocation.need.gpus * len(v.kept)) for v in back]
         return sum(
             amount
@@ -108,7 +108,7 @@ class Moment:
         others = [n for n in self.nominations if n.workload is not one.allocation.workload]
         everybody = [*self.stay, *others, one.allocation]
         capacity = next(p.capacity for p in self.sums.snapshot.pools if p.name == self.pool)
-        used = sum(t.amount for t in everybody if t.pool.pool.name == self.pool)
+        used = sum(t.milli_gpus for t in everybody if t.pool.pool.name == self.pool)
         if capacity is not None and used + request > capacity:
             return False
         free = self.sums.left(self.sums.live)
