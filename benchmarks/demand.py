@@ -61,7 +61,7 @@ def _work_for_machines() -> Measured:
     def demand() -> float:
         gc.collect()
         began = time.perf_counter()
-        result = find_demand(cluster, groups, ending=True)
+        result = find_demand(cluster, groups, True, {})
         took = time.perf_counter() - began
         assert len(result) == PENDING
         return took

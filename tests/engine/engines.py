@@ -16,7 +16,7 @@ def decided(plan: Plan) -> dict[str, dict[str, object]]:
         "start": {s.id: (s.pool, s.placement, s.in_quota, s.rule) for s in plan.start},
         "evict": {e.id: (e.preemptor, e.deadline) for e in plan.evict},
         "move": {m.id: (m.preemptor, m.source, m.to, m.rule, m.deadline) for m in plan.move},
-        "pending": {w.id: (w.code, w.rule, w.nomination) for w in plan.pending},
+        "pending": {w.id: (w.code, w.rule, w.nomination, w.awaits) for w in plan.pending},
         "refused": {r.id: r.code for r in plan.refused},
         "scale": {s.pool: (s.nodes, s.workloads) for s in plan.scale},
         "demand": dict(enumerate(plan.demand)),

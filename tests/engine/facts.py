@@ -347,6 +347,6 @@ def future(snapshot: Snapshot, plan: Plan) -> State:
     for move in plan.move:
         state.held[move.id] = facts.live[move.id], move.to
     for waiting in plan.pending:
-        if waiting.nomination:
-            state.held[waiting.id] = facts.live[waiting.id], waiting.nomination
+        if place := waiting.nomination or waiting.awaits:
+            state.held[waiting.id] = facts.live[waiting.id], place
     return state

@@ -158,7 +158,7 @@ def _most_used(facts: Facts, plan: Plan, team: str, pools: Sequence[str]) -> int
     for start in plan.start:
         places[start.id].append(start.placement)
     for waiting in plan.pending:
-        places[waiting.id].append(waiting.nomination)
+        places[waiting.id].append(waiting.nomination or waiting.awaits)
     members = {w.id: w for w in facts.live.values() if team in {level.name for level in facts.family(w.team)}}
     return sum(
         max(_covered(facts.shares(w, place), pools) if place else 0 for place in places[name])
@@ -183,7 +183,8 @@ def nothing_is_exceeded(facts: Facts, plan: Plan, after: State) -> None:
     """Check I1 now, and once all terminating work is gone."""
     running = {w.id: (w, w.placement) for w in facts.live.values() if w.placement}
     now = State(facts, running | {s.id: (facts.live[s.id], s.placement) for s in plan.start}, now=True)
-    new = {s.id: s.placement for s in plan.start} | {w.id: w.nomination for w in plan.pending if w.nomination}
+    new = {s.id: s.placement for s in plan.start}
+    new |= {w.id: w.nomination or w.awaits for w in plan.pending if w.nomination or w.awaits}
     touched = {placed.node for placement in new.values() for placed in placement}
     for state in (now, after):
         before = state.unplanned().rooms()  # foreign pods may have overbooked a node
@@ -200,7 +201,7 @@ def nothing_is_exceeded(facts: Facts, plan: Plan, after: State) -> None:
         pool = facts.pool(placement)
         for placed in placement:
             kept = name not in now.held and not facts.nodes[placed.node].ready  # a nomination, for a moment
-            assert facts.usable(placed.node) or kept, "I1"
+            assert facts.usable(placed.node) or kept or facts.nodes[placed.node].boots, "I1"
             assert w.kind != "session" or facts.nodes[placed.node].sessions, "I1: sessions run where they may"
             assert len(placed.devices) * placed.milli == facts.profile(w).gpus, "I1"
         assert not amount(facts, w, placement) or state.admits(w, pool, 0) or _exceeded_before(facts, w, pool), "I1"
@@ -306,9 +307,10 @@ def in_quota_waits_only_without_legal_victims(facts: Facts, plan: Plan, after: S
         w = facts.live[waiting.id]
         if waiting.nomination or is_patient(facts, w) or not facts.request(w) or not facts.may_start(w):
             continue
+        without = _but(after, w)  # it may wait for nodes that boot only where nothing else helps it
         for pool in facts.pools_of(w):
-            if in_quota(facts, plan, after, w, pool):
-                result = next(legal_sets(facts, candidates, w, pool), None)
+            if in_quota(facts, plan, without, w, pool):
+                result = next(legal_sets(facts, _but(candidates, w), w, pool), None)
                 assert result is None, f"I5: {[item.victim.id for item in result or ()]} would make room for {waiting}"
 
 
@@ -346,14 +348,16 @@ def nothing_idles(world: World, plan: Plan, after: State) -> None:
     now = State(facts, placed, now=True)
     for waiting in plan.pending:
         w = facts.live[waiting.id]
-        grows = waiting.rule == "scale_up"  # a static quota or a hold may be why it waits for a node
+        kept = facts.static or any(other.code == "held" for other in plan.pending)
+        grows = waiting.rule == "scale_up" or (waiting.awaits and kept)  # these may be why it waits for a node
         if waiting.code in HELD or grows or waiting.nomination or not facts.may_start(w):
             continue
+        then = _but(after, w)  # without its own nomination to nodes that boot
         for pool in facts.pools_of(w):
-            rooms = _both(now, after)
+            rooms = _both(now, then)
             fits = facts.workers(rooms, w, pool) >= facts.least(w)
-            if fits and now.admits(w, pool, facts.request(w)) and after.admits(w, pool, facts.request(w)):
-                assert not _may_run(facts, plan, after, w, pool), f"I6: {waiting} fits in {pool}"
+            if fits and now.admits(w, pool, facts.request(w)) and then.admits(w, pool, facts.request(w)):
+                assert not _may_run(facts, plan, then, w, pool), f"I6: {waiting} fits in {pool}"
 
 
 def no_stopped_victim_has_room(world: World, plan: Plan, after: State) -> None:

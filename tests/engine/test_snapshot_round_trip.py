@@ -113,6 +113,7 @@ some_nodes = one_of(
     host=st.just("") | names,
     first_device=counts,
     sessions=st.booleans(),
+    ready_at=st.none() | times,
 )
 some_profiles = one_of(
     Profile,

@@ -131,7 +131,8 @@ class Waiting:
     """A workload that stays pending, and why. `not_before`: no start before this time.
 
     `nomination` is where it will start once the workloads in `waits_for` are gone; the service returns it as
-    `Workload.nomination` so that nothing else takes these GPUs.
+    `Workload.nomination` so that nothing else takes these GPUs. `awaits` is where it starts once nodes that boot are
+    ready: each plan finds that anew, in the order of rights.
     """
 
     id: str
@@ -142,6 +143,7 @@ class Waiting:
     not_before: float | None = None
     nomination: Placement = ()
     waits_for: tuple[str, ...] = ()
+    awaits: Placement = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ class PlanBuilder:
         self.waiting: dict[str, Waiting] = {}
         self.refused: dict[str, Refusal] = {}
         self.nominated: dict[str, tuple[Workload, WorkloadGroup]] = {}
+        self.awaiting: dict[str, tuple[Workload, WorkloadGroup]] = {}
+        """Workloads that are nominated to nodes which boot, as far as this round."""
         self.group_of_started: dict[str, WorkloadGroup] = {}
         """Id of a workload that this plan starts, to its group."""
         self.preemptors_of_withdrawn: dict[str, set[str]] = {}

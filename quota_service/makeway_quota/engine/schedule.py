@@ -8,7 +8,7 @@ from __future__ import annotations
 from .cycle.demand import find_demand
 from .cycle.growth import grow
 from .cycle.preemptors import replace_preemptors
-from .cycle.reasons import explain, refuse
+from .cycle.reasons import explain, explain_awaiting, refuse
 from .cycle.relocation import relocate
 from .cycle.rounds import MAX_ROUNDS, Rounds
 from .cycle.scaling import scale
@@ -48,11 +48,12 @@ def decide(cluster: Cluster, groups: PendingWorkloads, why: bool = True, demand:
     waiting = [group for group in heads if group not in refused] if refused else heads
     if why:
         explain(cluster, builder, waiting)
+        explain_awaiting(cluster, builder)
     if (why or demand) and any(pool.pool.kind == "autoscaled" for pool in cluster.pools.values()):
         scale(cluster, builder, waiting, why)
     if demand and any(pool.pool.kind == "autoscaled" for pool in cluster.pools.values()):
         ending = bool(cluster.terminating or builder.evicted or builder.moved or cluster.late.nodes)
-        builder.demand = find_demand(cluster, waiting, ending)
+        builder.demand = find_demand(cluster, waiting, ending, builder.awaiting, builder.refused)
     return builder.plan()
 
 

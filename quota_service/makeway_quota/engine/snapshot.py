@@ -106,6 +106,8 @@ class Node:
     pool. They share its CPU, memory and pods: each gives all that the machine has, and foreign pods hold there, and its
     own `terminating`.
     `sessions` False: it runs jobs only, as the nodes of a second backend do.
+    `ready_at` when one that is not ready yet will probably be, as its machine boots: work in quota waits for it. It is
+    shown for no longer than a boot may take.
     """
 
     name: str
@@ -128,6 +130,12 @@ class Node:
     host: str = ""
     first_device: int = 0
     sessions: bool = True
+    ready_at: float | None = None
+
+    @property
+    def boots(self) -> bool:
+        """Whether it will be ready at a known time, and takes work then."""
+        return self.ready_at is not None and not self.ready and not self.cordoned
 
 
 @dataclass(frozen=True, slots=True)

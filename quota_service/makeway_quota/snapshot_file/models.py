@@ -108,6 +108,7 @@ class FileNode(Table):
     host: str = ""
     first_device: Count = 0
     sessions: Flag = True
+    ready_at: Time | None = None
 
     def as_value(self, kind: type[T], **computed: Any) -> T:
         """Return the node; what is foreign has its own fields there."""

@@ -73,7 +73,7 @@ def _waiting(waiting: Waiting, names: Names) -> dict[str, Any]:
         "waits_for": list(waiting.waits_for),
         "rule": waiting.rule,
         "numbers": dict(waiting.numbers),
-    }
+    } | ({"awaits": _places(waiting.awaits)} if waiting.awaits else {})
 
 
 def _line(line: LineUsage) -> dict[str, Any]:

@@ -399,6 +399,10 @@ SENTENCES: Mapping[str, Sentence] = {
         f"It waits {duration(v['wait'])} for free GPUs before another workload is preempted for it."
     ),
     "no_victims": lambda v, n: "It is within the reservation, but no preemptible workload would free enough GPUs.",
+    "awaits_nodes": lambda v, n: (
+        f"{gpus(v['needs'])} {is_are(v['needs'])} nominated for this {v['kind']} once {listed(v['nodes'])} "
+        f"{'is' if len(v['nodes']) == 1 else 'are'} ready, in about {duration(v['within'])}."
+    ),
     "waiting_for_node": lambda v, n: f"Waits for a node of {_pool(v, n)}: {v['booting']} of {v['wanted']} booting.",
     "over_budget": lambda v, n: (
         f"Pool {n.pool(v['pool'])} may grow to {count(v['max_nodes'], 'node')} "

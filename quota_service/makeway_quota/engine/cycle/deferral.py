@@ -37,11 +37,16 @@ class Deferral:
     until: float | None = None
 
 
-def deferral(cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup) -> Deferral | None:
-    """Return why a group waits although it may evict others for its oldest workload later; None if it may not."""
+def deferral(
+    cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup, workload: Workload | None = None
+) -> Deferral | None:
+    """Return why a group waits although it may evict others for its oldest workload later; None if it may not.
+
+    `workload`: one of the group that is to be asked for instead.
+    """
     if not group.total or not (group.reclaim_deferred or (group.kind == "job" and cluster.protecting)):
         return None
-    workload = min(group.members(), key=age)
+    workload = workload or min(group.members(), key=age)
     moves = [pool for pool in group.pools if guaranteed(cluster, group, pool)]
     ways = _ways(cluster, builder, group, workload, moves)
 

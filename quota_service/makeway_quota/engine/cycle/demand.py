@@ -6,7 +6,7 @@ closer and what is about to be free only fills up, so that what was denied to a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -26,20 +26,39 @@ Entry = tuple[int, int, float, str, WorkloadGroup, Workload]
 """A pending workload in the order of rights: the rank of its group, what its owner runs, its age, its id."""
 
 
-def find_demand(cluster: Cluster, waiting: Sequence[WorkloadGroup], ending: bool) -> tuple[Demand, ...]:
+Awaiting = Mapping[str, tuple[Workload, WorkloadGroup]]
+"""The workloads that are nominated to nodes which boot, by id"""
+
+
+def find_demand(
+    cluster: Cluster,
+    waiting: Sequence[WorkloadGroup],
+    ending: bool,
+    awaiting: Awaiting,
+    refused: Container[str] = (),
+) -> tuple[Demand, ...]:
     """Return the demand of pending work; `ending`: work terminates, so that GPUs are about to be free.
 
-    Work that will get those is no demand. The cluster is left as it was.
+    Work that will get those is no demand. Work that waits for nodes which boot is, in the pool where it has its
+    nomination: a machine is on its way for it. The cluster is left as it was.
     """
     growing = [pool for pool in cluster.pools.values() if pool.pool.kind == "autoscaled"]
-    able = useful_pools(cluster, waiting, growing)
+    if awaiting:
+        waiting = list(dict.fromkeys([*waiting, *(group for _, group in awaiting.values())]))
+    order = _in_order_of_rights(cluster, waiting, growing, ending, awaiting)
+    useful = useful_pools(cluster, waiting, growing)
+    able = dict(useful)
     allowance, soon = Allowance(cluster, waiting), SoonFree(cluster, waiting if ending else ())
     bounded = {group.number: any(allowance.bounds(group, pool) for pool in able[group.number]) for group in waiting}
     shapes: dict[int, tuple[tuple[str, ...], tuple[Any, ...], bool]] = {}
     """Group to the pools of its demand, what follows them there, and whether a claim in these pools counts"""
     result: list[Demand] = []
-    for _, _, _, id, group, workload in in_order(cluster, waiting, growing, every=ending):
-        if ending and soon.take(group, workload, allowance):
+    for _, _, _, id, group, workload in order:
+        if id in awaiting:
+            own = [pool for pool in useful[group.number] if pool is cluster.nominations[id].pool]
+            result += [Demand(id, (pool.pool.name,), *_shape(group.need)) for pool in own]
+            continue
+        if id in refused or (ending and soon.take(group, workload, allowance)):
             continue
         number = group.number
         pools = able[number]
@@ -50,15 +69,32 @@ def find_demand(cluster: Cluster, waiting: Sequence[WorkloadGroup], ending: bool
                 pools = able[number] = admitting
         if pools:
             if number not in shapes:
-                need, names = group.need, tuple([pool.pool.name for pool in pools])
-                shape = need.min_workers, need.gpus, need.cpu, need.memory, need.models, need.session
-                shapes[number] = names, shape, any(allowance.counts(group, names))
+                names = tuple([pool.pool.name for pool in pools])
+                shapes[number] = names, _shape(group.need), any(allowance.counts(group, names))
             names, shape, claims = shapes[number]
             result.append(Demand(id, names, *shape))
             if claims:
                 allowance.claim(group, names)
     soon.give_back()
     return tuple(result)
+
+
+def _shape(need: Need) -> tuple[Any, ...]:
+    return need.min_workers, need.gpus, need.cpu, need.memory, need.models, need.session
+
+
+def _in_order_of_rights(
+    cluster: Cluster, waiting: Iterable[WorkloadGroup], growing: Collection[PoolState], every: bool, awaiting: Awaiting
+) -> list[Entry]:
+    """Return the pending workloads in order, those included that wait for nodes which boot: by their rights without."""
+    parts = {id: cluster.withdraw_nomination(workload) for id, (workload, _) in awaiting.items()}
+    for workload, group in awaiting.values():
+        group.put_back(workload)
+    order = in_order(cluster, waiting, growing, every)
+    for id, (workload, group) in awaiting.items():
+        group.pop(workload)
+        cluster.nominate(workload, group.need, parts[id])
+    return order
 
 
 def in_order(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from ..index.cluster import Cluster
 from ..index.devices import UNLIMITED, hosts
 from ..index.groups import WorkloadGroup
 from ..index.ledger import Guarantee, LineState
-from ..index.nodes import NodeState, PoolState
+from ..index.nodes import NodeState, PoolState, WorkerPlacement, placement_of
 from ..index.pending import PendingGroup, PendingReason
 from ..placement.fit import static_quota
 from ..plan import Code, Fact, Facts, Number, Refusal
@@ -100,6 +100,32 @@ def explain(cluster: Cluster, builder: PlanBuilder, waiting: Iterable[WorkloadGr
             builder.groups.append(PendingGroup(group.number, members, pending_reason))
 
 
+def explain_awaiting(cluster: Cluster, builder: PlanBuilder) -> None:
+    """Record which nodes that boot a workload waits for; where it may evict others later, that stays its reason."""
+    for workload, group in builder.awaiting.values():
+        answers, cluster.answers = cluster.answers, {}
+        parts = cluster.withdraw_nomination(workload)
+        reason = _reason(cluster, builder, group)
+        later = deferral(cluster, builder, group, workload) if reason.code in DEFERRABLE else None
+        cluster.nominate(workload, group.need, parts)
+        cluster.answers = answers
+        reason = _with_deferral(reason, later, group) if later is not None else _awaiting(cluster, group, parts)
+        builder.wait(replace(reason.to(workload), awaits=placement_of(parts)))
+
+
+def _awaiting(cluster: Cluster, group: WorkloadGroup, parts: Sequence[WorkerPlacement]) -> PendingReason:
+    booting = {part.node.node.name: part.node.node.ready_at or 0.0 for part in parts if part.node.boots}
+    at = max(booting.values())
+    values: dict[str, Number] = {
+        "needs": from_milli(group.need.total),
+        "kind": group.kind,
+        "nodes": tuple(sorted(booting)),
+        "within": max(0.0, at - cluster.now),
+    }
+    numbers: dict[str, Number] = {"gpus": values["needs"], "pool": parts[0].node.pool.pool.name}
+    return PendingReason("waiting_for_node", "boot", (Fact("awaits_nodes", values),), numbers, at)
+
+
 def _deferred(
     cluster: Cluster,
     builder: PlanBuilder,
@@ -121,8 +147,10 @@ def _deferred(
     if group.reclaim_deferred or alike not in known:
         known[alike] = deferral(cluster, builder, group)
     later = known[alike]
-    if later is None:
-        return reason
+    return reason if later is None else _with_deferral(reason, later, group)
+
+
+def _with_deferral(reason: PendingReason, later: Deferral, group: WorkloadGroup) -> PendingReason:
     facts = (*(fact for fact in reason.facts if fact.code != "no_victims"), later.fact)
     numbers = {**reason.numbers, **later.numbers}
     patience = group.profile.reclaim_after if group.reclaim_deferred else 0.0

@@ -17,6 +17,7 @@ from ..progress import Progress
 from ..rules.hold import hold, starving, would_be_preempted_in_team
 from ..snapshot import Workload
 from .admission import try_start
+from .booting import serve_again
 from .nominations import start_earlier_nominations, start_nominated
 from .serving import guaranteed, serve
 from .unschedulable import Unschedulable
@@ -49,6 +50,7 @@ class Rounds:
 
     def run(self) -> None:
         """Start what is nominated and free, then serve all classes until a round changes nothing."""
+        serve_again(self.cluster, self.builder)
         start_earlier_nominations(self.cluster, self.builder, self.heads)
         self.quiet = self.quota_served = False
         for _ in range(MAX_ROUNDS):
@@ -58,6 +60,7 @@ class Rounds:
 
     def _round(self, before: Progress) -> bool:
         """Serve sessions in quota, jobs in quota, then over quota; return whether another round is needless."""
+        serve_again(self.cluster, self.builder)
         builder, nominations = self.builder, bool(self.cluster.nominations)
         held = _what_is_held(builder)
         builder.drop_holds()
@@ -67,7 +70,8 @@ class Rounds:
         in_quota = builder.progress.decisions
         if self._serve_over_quota(before, held):
             return True
-        if not builder.nominated and not any(group.has_members() for group in self.heads):
+        waits = bool(builder.nominated or builder.awaiting)
+        if not waits and not any(group.has_members() for group in self.heads):
             builder.drop_holds()
             return True
         self.quiet = self._only_took_room(before)
@@ -102,7 +106,7 @@ class Rounds:
         """
         builder, cluster = self.builder, self.cluster
         released = builder.progress.releases != before.releases or cluster.ledger.counts_twice
-        if released or builder.nominated or cluster.settings.fair_share == "reclaim":
+        if released or builder.nominated or builder.awaiting or cluster.settings.fair_share == "reclaim":
             return False
         if any(group.has_members() for group in self.sparing):
             return False

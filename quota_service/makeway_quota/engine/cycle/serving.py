@@ -12,6 +12,7 @@ from ..plan_builder import PlanBuilder
 from ..rules.order import GroupHeads, key
 from ..snapshot import Workload
 from .admission import start_beside_hold, try_nominate, try_reclaim
+from .booting import await_nodes
 from .unschedulable import Unschedulable
 
 
@@ -29,8 +30,6 @@ def serve(
     Work in quota in one of its pools may start over quota in another: better than an eviction.
     `unschedulable`: the check for groups of the class over quota with neither room nor candidates.
     """
-    if not waiting:
-        return
     over_quota = unschedulable is not None
 
     def may(group: WorkloadGroup, pool: PoolState) -> bool:
@@ -64,6 +63,7 @@ def serve(
         elif not (_kept_elsewhere(group, nominated, startable_pools) and not over_quota) and (
             try_nominate(builder, group, workload, startable_pools, nominated, over_quota)
             or _try_reclaim(builder, group, workload, eligible_pools, over_quota)
+            or (not (over_quota or nominated) and await_nodes(builder, group, workload, eligible_pools))
         ):
             _pop(heads, group, workload)
         else:

@@ -146,8 +146,8 @@ def free_pods(node: Node) -> int:
 
 
 def capacity(node: NodeState, need: Need) -> int:
-    """Return the workers that a node would host, were it empty, whether it is usable or not."""
-    if not may_run(need, node.node):
+    """Return the workers that a node would host, were it empty, whether it is usable or not; none while it boots."""
+    if node.boots or not may_run(need, node.node):
         return 0
     devices = len(node.open) - len(node.node.foreign_devices)
     cpu, memory = node.node.cpu or UNLIMITED, node.node.memory or UNLIMITED

@@ -27,6 +27,7 @@ class NodeState:
 
     __slots__ = (
         "allocations",
+        "boots",
         "cpu_future",
         "cpu_open",
         "free",
@@ -74,6 +75,8 @@ class NodeState:
         self.overfull = False
         """Whether workloads hold more devices than the node shows, so that an eviction may free none of them."""
         self.usable = node.ready and not node.cordoned
+        self.boots = node.boots
+        """Whether it takes work at a known time, and none before."""
         self.open = [0 if d in node.foreign_devices else GPU for d in devices_of(node)]
         self.size = max(0, sum(self.open) - node.foreign_gpus)
         self.cpu_open = node.cpu - node.foreign_cpu if node.cpu else UNLIMITED
@@ -291,6 +294,7 @@ class PoolState:
     """One pool during a decision: its nodes, indexed by the number of their untouched devices."""
 
     __slots__ = (
+        "booting",
         "bounds",
         "by_free",
         "by_future",
@@ -335,6 +339,8 @@ class PoolState:
         """Pool to the number of pairs of nodes, one in each, that are on one host."""
         self.rounds = 0
         """How many times these lists were cleared."""
+        self.booting: dict[str, NodeState] = {}
+        """The nodes that boot, by name."""
         self.mix: dict[Shape, int] = {}
         """Shape to the number of workers that the pool serves; the packing keeps nodes useful for this mix."""
         self.mixed = 0
@@ -392,6 +398,7 @@ class PoolState:
         """Remove a node from the sums and the index."""
         self.touch(node)
         self.moved.append(node)
+        self.booting.pop(node.node.name, None)
         if node.usable:
             self.free -= sum(node.free)
             self.future -= node.future_sum()
@@ -401,6 +408,8 @@ class PoolState:
 
     def add(self, node: NodeState) -> None:
         """Add a node to the sums and the index."""
+        if node.boots:
+            self.booting[node.node.name] = node
         if node.usable:
             self.free += sum(node.free)
             self.future += node.future_sum()

@@ -11,7 +11,7 @@ from .relocation import relocate_victims
 from .state.cluster import Cluster, WorkerPlacement
 from .state.groups import GroupHeads, WorkloadGroup, waits_too_long, workload_groups
 from .state.holds import Hold, hold, starving, would_be_preempted_in_team
-from .state.placement import count_workers, find
+from .state.placement import count_workers, find, find_when_ready
 from .state.quota import allowed, in_quota
 from .victims.moves import consolidate
 from .victims.selection import Choice, select
@@ -59,6 +59,7 @@ class Cycle:
 
     def rounds(self) -> None:
         """Serve sessions in quota, jobs in quota, then over quota; again while that changes what others may do."""
+        self.decisions.serve_again()
         self.start_earlier_nominations()
         sessions = [q for q in self.waiting if q.is_protected_session]
         non_preemptible = [q for q in self.waiting if q.non_preemptible and not q.is_protected_session]
@@ -66,6 +67,7 @@ class Cycle:
         borrowing = [q for q in self.waiting if not q.non_preemptible or not q.need.total]
         for _ in range(MAX_ROUNDS):
             before = self.decisions.count
+            self.decisions.serve_again()
             self.suspend_holds()
             self.decisions.holds = {}
             self.start_nominated(False)
@@ -171,7 +173,9 @@ class Cycle:
                 if nominated:
                     self.cluster.nominate(workload, nominated)
                 heads.at[group] = at + 1
-            elif self.make_room(group, workload, nominated, startable_pools, eligible_pools, over_quota):
+            elif self.make_room(group, workload, nominated, startable_pools, eligible_pools, over_quota) or (
+                not (over_quota or nominated) and self.await_nodes(group, workload, eligible_pools)
+            ):
                 group.members.remove(workload)
             else:
                 heads.remove(group)
@@ -282,6 +286,16 @@ class Cycle:
             if parts:
                 self.decisions.nominate(group, workload, parts)
                 return True
+        return False
+
+    def await_nodes(self, group: WorkloadGroup, workload: Workload, pools: list[str]) -> bool:
+        """Nominate a workload in the first pool where it fits once nodes that boot are ready."""
+        for pool in pools if group.need.total else ():
+            if allowed(self.cluster, group.chain, pool, group.need.total, True):
+                parts = find_when_ready(self.cluster, pool, group.need)
+                if parts:
+                    self.decisions.await_nodes(group, workload, parts)
+                    return True
         return False
 
     # Reclaim and preemption

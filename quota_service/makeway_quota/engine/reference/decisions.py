@@ -41,6 +41,8 @@ class Decisions:
         self.evicted: dict[str, Eviction] = {}
         self.nominated: dict[str, WorkloadGroup] = {}
         """Workloads that start as soon as their devices are free, in the order of the decisions."""
+        self.awaiting: dict[str, WorkloadGroup] = {}
+        """Workloads that are nominated to nodes which boot, until they are served again."""
         self.came_from: dict[str, WorkloadGroup] = {}
         self.ahead: dict[str, list[str]] = {}
         """Pool to the workloads that got its GPUs in this plan."""
@@ -79,6 +81,17 @@ class Decisions:
         self.nominated[workload.id] = group
         self.ahead.setdefault(self.cluster.nodes[parts[0].node].pool, []).append(workload.id)
         self.count += 1
+
+    def await_nodes(self, group: WorkloadGroup, workload: Workload, parts: Sequence[WorkerPlacement]) -> None:
+        """Nominate a workload to nodes that boot; no decision, as it is served again."""
+        self.cluster.nominate(workload, parts)
+        self.awaiting[workload.id] = group
+
+    def serve_again(self) -> None:
+        """Withdraw the nominations to nodes that boot: their workloads wait again."""
+        for name, group in self.awaiting.items():
+            group.members.append(self.cluster.nominations.pop(name).workload)
+        self.awaiting = {}
 
     def drop_nomination(self, workload: Workload) -> tuple[WorkerPlacement, ...]:
         """Take a nomination off the cluster and return its parts."""

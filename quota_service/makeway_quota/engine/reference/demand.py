@@ -21,11 +21,24 @@ class Claim(NamedTuple):
     pools: tuple[str, ...]
 
 
-def find_demand(cluster: Cluster, waiting: Mapping[str, WorkloadGroup]) -> tuple[Demand, ...]:
-    """Return the demand of the workloads that wait; those that will get what terminating work leaves are none."""
+def find_demand(
+    cluster: Cluster, waiting: Mapping[str, WorkloadGroup], awaiting: Mapping[str, WorkloadGroup]
+) -> tuple[Demand, ...]:
+    """Return the demand of the workloads that wait; those that will get what terminating work leaves are none.
+
+    `awaiting`: those that are nominated to nodes which boot; each counts in the pool of its nomination.
+    """
     growing = {pool.name for pool in cluster.pools.values() if pool.kind == "autoscaled"}
     trial, claims, result = cluster.copy(), list[Claim](), list[Demand]()
-    for group, workload in in_order(cluster, waiting, growing, every=True) if growing else ():
+    bare = cluster.copy()
+    for name in awaiting:
+        del bare.nominations[name]
+    for group, workload in in_order(bare, {**waiting, **awaiting}, growing, every=True) if growing else ():
+        if workload.id in awaiting:
+            pool = cluster.nominations[workload.id].pool
+            if pool in growing and helps(cluster, group, pool):
+                result.append(_demand(group, workload, (pool,)))
+            continue
         parts = _soon_free(cluster, trial, group, claims)
         if parts:
             trial.nominate(workload, parts)
@@ -36,11 +49,15 @@ def find_demand(cluster: Cluster, waiting: Mapping[str, WorkloadGroup]) -> tuple
             if pool in growing and helps(cluster, group, pool) and admits(trial, group, pool, claims)
         )
         if pools:
-            need = group.need
-            shape = need.min_workers, need.gpus, need.cpu, need.memory, need.models, need.session
-            result.append(Demand(workload.id, pools, *shape))
+            result.append(_demand(group, workload, pools))
             claims.append(Claim(group, pools))
     return tuple(result)
+
+
+def _demand(group: WorkloadGroup, workload: Workload, pools: tuple[str, ...]) -> Demand:
+    need = group.need
+    shape = need.min_workers, need.gpus, need.cpu, need.memory, need.models, need.session
+    return Demand(workload.id, pools, *shape)
 
 
 def in_order(

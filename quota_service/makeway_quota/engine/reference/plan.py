@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ..plan import Code, Evict, Fact, LineUsage, Move, Number, Plan, Refusal, Start, Waiting
 from ..snapshot import GPU, Snapshot
@@ -46,6 +47,7 @@ def schedule(snapshot: Snapshot) -> Plan:
     pending |= {name: _waiting(name, code, "scale_up") for name, code in codes.items()}
     pending |= {name: _waiting(name, *why) for name, why in cycle.inadmissible.items()}
     pending |= {name: _reclaiming(decisions, name) for name in decisions.nominated}
+    pending |= {name: _awaiting(cycle, name) for name in decisions.awaiting}
     told = cluster.live
     running = [w.id for w in told.values() if w.state in ("starting", "running")]
     return Plan(
@@ -62,7 +64,7 @@ def schedule(snapshot: Snapshot) -> Plan:
             for name, team in cluster.policies.items()
             for quota in team.quotas
         ),
-        demand=find_demand(cluster, waits),
+        demand=find_demand(cluster, waits, decisions.awaiting),
     )
 
 
@@ -140,6 +142,18 @@ def _reclaiming(decisions: Decisions, name: str) -> Waiting:
     fact = Fact("plain_nomination", {"nodes": nodes, "victims": tuple(waits_for)})
     placement = cluster.placement(mine.parts)
     return Waiting(name, "reclaiming", "nomination", (fact,), {}, latest, placement, tuple(waits_for))
+
+
+def _awaiting(cycle: Cycle, name: str) -> Waiting:
+    """Return which nodes a workload waits for; where it may evict others later, that stays its reason."""
+    cluster, decisions = cycle.cluster, cycle.decisions
+    mine = cluster.nominations.pop(name)
+    group = replace(decisions.awaiting[name], members=[mine.workload])
+    later = deferral(cycle, group) if reason(decisions, group, None)[0] in DEFERRABLE else None
+    cluster.nominations[name] = mine
+    waiting = _waiting(name, *(later or ("waiting_for_node", "boot")))
+    at = max(cluster.nodes[part.node].ready_at or 0.0 for part in mine.parts if cluster.nodes[part.node].boots)
+    return replace(waiting, not_before=None if later else at, awaits=cluster.placement(mine.parts))
 
 
 def _blocks(decisions: Decisions, other: str, name: str) -> bool:

@@ -53,7 +53,7 @@ def _never_fits(cluster: Cluster, group: WorkloadGroup, pool: str) -> Reason | N
 
 def _when_empty(cluster: Cluster, name: str, need: Need) -> int:
     node = cluster.nodes[name]
-    if not may_run(need, node):
+    if node.boots or not may_run(need, node):
         return 0
     devices = len(cluster.capacity[name]) - len(node.foreign_devices)
     limits = node.cpu or UNLIMITED, node.memory or UNLIMITED, node.pods or UNLIMITED

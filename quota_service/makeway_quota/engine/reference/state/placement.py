@@ -8,7 +8,7 @@ from ...index.capacity import NodeCapacity, free_pods
 from ...index.devices import UNLIMITED, devices_of, pick
 from ...placement.pack_index import rounded
 from ...placement.packing import Packing
-from ...request import Need, Shape, need_of
+from ...request import Need, Shape, may_run, need_of
 from ...snapshot import GPU, Node, Workload
 from .cluster import Cluster, FreeResources, WorkerPlacement
 from .spare import Limit, limit_of, spares
@@ -47,6 +47,26 @@ def _find(cluster: Cluster, pool: str, need: Need, in_future: bool, limit: Limit
         idle = cluster.free(name).devices if in_future else None
         parts += [WorkerPlacement(len(parts) + at, name, *pick(need, devices, idle)) for at in range(many)]
     return tuple(parts)
+
+
+def find_when_ready(cluster: Cluster, pool: str, need: Need) -> tuple[WorkerPlacement, ...]:
+    """Return a placement as soon as nodes that boot make it possible, with the fewest workers on other nodes."""
+    names = cluster.nodes_of(pool)
+    ready = [name for name in names if cluster.suits(name, need)]
+    booting = [node for node in map(cluster.nodes.__getitem__, names) if node.boots and may_run(need, node)]
+    booting.sort(key=lambda node: (node.ready_at or 0.0, node.name))
+    coming = [node.name for node in booting if node.name not in need.avoid]
+    for many in range(1, len(coming) + 1):
+        room = {name: cluster.future(name) for name in (*coming[:many], *ready)}
+        if sum(free.workers(need) for free in room.values()) < need.min_workers:
+            continue
+        parts: list[WorkerPlacement] = []
+        for name, free in room.items():
+            idle, devices = cluster.free(name).devices if name in ready else None, list(free.devices)
+            for _ in range(min(free.workers(need), need.min_workers - len(parts))):
+                parts.append(WorkerPlacement(len(parts), name, *pick(need, devices, idle)))
+        return tuple(parts)
+    return ()
 
 
 def count_workers(cluster: Cluster, pool: str, need: Need, in_future: bool) -> int:

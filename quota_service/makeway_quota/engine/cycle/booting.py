@@ -1,0 +1,66 @@
+"""Nominate work in quota to nodes that boot, where neither free GPUs nor an eviction help it (rule 5.10).
+
+Such a nomination stands for one round of a plan: the next one serves its workload anew, in the order of rights, so that
+nothing is held for a node that does not boot any more. Called by the rounds of the admission cycle (rounds.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..index.cluster import Cluster
+from ..index.devices import pick
+from ..index.groups import WorkloadGroup
+from ..index.nodes import NodeState, PoolState, WorkerPlacement
+from ..placement.fit import allowed
+from ..plan_builder import PlanBuilder
+from ..request import Need, may_run
+from ..snapshot import Workload
+
+
+def await_nodes(builder: PlanBuilder, group: WorkloadGroup, workload: Workload, pools: Iterable[PoolState]) -> bool:
+    """Nominate a workload in the first of these pools where it fits once nodes that boot are ready."""
+    cluster, need = builder.cluster, group.need
+    for pool in pools if need.total else ():
+        if not pool.booting or not allowed(cluster, group.account, pool, need.total, True):
+            continue
+        parts = find_when_ready(pool, need)
+        if parts:
+            cluster.nominate(workload, need, parts)
+            builder.awaiting[workload.id] = workload, group
+            return True
+    return False
+
+
+def find_when_ready(pool: PoolState, need: Need) -> tuple[WorkerPlacement, ...]:
+    """Return a placement for `min_workers` workers as soon as nodes that boot make it possible; empty if they do not.
+
+    It takes as few workers as possible to nodes that are ready before: their GPUs are kept idle until then.
+    """
+    ready: list[tuple[int, NodeState]] = []
+    if need.min_workers > 1:  # one worker alone would be nominated there
+        ready = [(node.workers(need, True), node) for node in pool.nodes if node.suits(need)]
+    room = sum([count for count, _ in ready])
+    chosen: list[tuple[int, NodeState]] = []
+    for node in sorted(pool.booting.values(), key=lambda n: (n.node.ready_at or 0.0, n.node.name)):
+        if room >= need.min_workers:
+            break
+        if may_run(need, node.node) and node.node.name not in need.avoid and (count := node.workers(need, True)):
+            chosen.append((count, node))
+            room += count
+    if room < need.min_workers:
+        return ()
+    parts: list[WorkerPlacement] = []
+    for count, node in (*chosen, *ready):
+        free, idle = list(node.future), None if node.boots else node.free
+        for _ in range(min(count, need.min_workers - len(parts))):
+            parts.append(WorkerPlacement(len(parts), node, *pick(need, free, idle)))
+    return tuple(parts)
+
+
+def serve_again(cluster: Cluster, builder: PlanBuilder) -> None:
+    """Withdraw these nominations: the workloads are served anew."""
+    for workload, group in builder.awaiting.values():
+        cluster.withdraw_nomination(workload)
+        group.put_back(workload)
+    builder.awaiting.clear()
