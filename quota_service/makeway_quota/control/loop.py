@@ -337,7 +337,7 @@ class Loop:
     async def _decided(self, rows: Mapping[str, Workload], now: float, explain: bool) -> ChangeSet:
         """Return what the engine decides."""
         planned_at = time.perf_counter()
-        self._planner.demand = (machines := self.machine_loop) is not None and machines.asks(self.world.document.pools)
+        self._planner.demand = (machines := self.machine_loop) is not None and machines.prepare(self.world)
         plan = await self._planner.plan(rows, now, explain)
         if machines is not None:
             self._demand = plan.demand

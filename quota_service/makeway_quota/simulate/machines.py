@@ -20,6 +20,7 @@ from ..autoscale.providers.memory import MemoryProvider
 from ..autoscale.step import StepInput, StepLeader, cycle
 from ..backends.base import NodeStatus
 from ..control.change_set import ChangeSet
+from ..control.machines.booting_nodes import booting_node
 from ..control.machines.cycle_demand import CycleDemand, JobFacts, cycle_demand
 from ..control.machines.machine_notices import moving, notices
 from ..control.machines.move_questions import ASKED_PER_PERIOD, MoveQuestion, machines_to_empty, restartable
@@ -138,6 +139,12 @@ class SimulatedDeployment:
             if instance.machine in self.store.finished:
                 del self._provider.instances[instance.id]
 
+    def booting(self) -> Iterator[Node]:
+        """Yield the machines that boot as nodes."""
+        for row in self.machines:
+            if row.state in STARTING:
+                yield booting_node(row, self.types[row.type], (row.launched_at or row.requested_at) + self._boot)
+
     def next_at(self) -> Iterator[float]:
         """Yield the times at which a step changes something, if nothing else happens."""
         for row in self.machines:
@@ -199,6 +206,8 @@ class SimulatedMachines:
         self.deployments = [SimulatedDeployment(one, boot, ids) for one in deployments]
         self._in_order = sorted(self.deployments, key=lambda one: one.deployment.preference)
         self.nodes: dict[str, Node] = {}
+        self._shown: dict[str, Node] = {}
+        """those, and the machines that boot"""
         self.now = 0.0
         self._remaining = durations.remaining if durations is not None else _unknown
         self._known: CycleDemand | None = None
@@ -250,9 +259,10 @@ class SimulatedMachines:
             for row in one.machines
             if row.state in ("ready", "draining")
         }
-        changed = [node for name, node in current.items() if self.nodes.get(name) != node]
-        gone = [name for name in self.nodes if name not in current]
-        self.nodes = current
+        shown = {node.name: node for one in self.deployments for node in one.booting()} | current
+        changed = [node for name, node in shown.items() if self._shown.get(name) != node]
+        gone = [name for name in self._shown if name not in shown]
+        self.nodes, self._shown = current, shown
         self.peak_milli_gpus = max(self.peak_milli_gpus, self.gpus)
         return changed, gone
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,6 +35,8 @@ from ...autoscale.step import (
     answer,
     step,
 )
+from ...engine.snapshot import Node
+from .booting_nodes import booting_node
 from .cycle_demand import CycleDemand
 from .measured_machines import MeasuredMachines
 from .move_questions import MoveQuestion
@@ -43,6 +45,8 @@ log = logging.getLogger("makeway.machines")
 
 CALLS_AT_ONCE = 16
 """Launches of one deployment that are made at once, and as many ends; list and check have threads of their own"""
+SHOWN_WITHIN = 30.0
+"""Seconds after which a machine that is ready and no node yet is not counted on any more"""
 BOOTS = 100
 """The newest machines, whose boots say how long the next one takes"""
 CONSOLE_SECONDS = 10.0
@@ -201,6 +205,21 @@ class DeploymentDriver:
         if not seconds:
             return rows
         return [row if row.deadline is None else row.with_fields(deadline=row.deadline + seconds) for row in rows]
+
+    def booting(self, observed: Container[str]) -> Iterator[Node]:
+        """Yield the machines that boot as nodes of the engine, each until it is observed as a node.
+
+        For no longer than the boot of a machine may take, whatever its row says.
+        """
+        now, boots = self._clock(), self._boots or {}
+        for row in self.machines or ():
+            kind, windows = self.deployment.type(row.type), self.deployment.windows(row.type)
+            coming = row.starting or (row.state == "ready" and now < row.since + SHOWN_WITHIN)
+            known = row.id in observed or (not row.starting and row.cluster_node in observed)
+            late = row.starting and now >= row.requested_at + windows.request_timeout + windows.spin_up_timeout
+            if kind is not None and coming and not known and not late:
+                at = row.requested_at + boots.get(row.type, windows.spin_up_timeout)
+                yield booting_node(row, kind, at, sessions=self.deployment.runs_sessions)
 
     def move_question(self, now: float) -> MoveQuestion | None:
         """Return what the engine is to be asked about moves in this cycle, None for nothing."""

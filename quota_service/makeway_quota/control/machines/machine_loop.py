@@ -26,7 +26,7 @@ from ...backends.base import NodeStatus
 from ...backends.machines.machine_source import BACKEND
 from ...engine.plan import Demand, Plan
 from ...engine.restarts import Restarts
-from ...engine.snapshot import Pool
+from ...engine.snapshot import Node, Pool
 from ...quarantine import Quarantine
 from ...store.records import StoredDeployment
 from ...store.store import Store
@@ -52,6 +52,7 @@ MIN_PAUSE = 0.1
 """Seconds between two steps: what happens within them is decided together"""
 CONSOLES_AT_ONCE = 2
 """Consoles that are read at once for people"""
+BOOTING = "showing which machines boot"
 EXPLAINING = "putting into words which machines are coming"
 ANSWER_SECONDS = 5.0
 """Seconds for which the steps may use what the engine answered about moves"""
@@ -109,6 +110,15 @@ class MachineLoop:
     def asks(self, pools: Iterable[Pool]) -> bool:
         """Whether plans have to say what machines are for: there are deployments, or pools that wait for one."""
         return self.active or any(pool.kind == "autoscaled" for pool in pools)
+
+    def prepare(self, world: World) -> bool:
+        """Show the machines that boot to the next plan; return whether it has to say what machines are for."""
+        nodes = list[Node]()
+        with self.quarantine.step(BOOTING):
+            drivers = [driver for _, driver in sorted(self._drivers.items())]
+            nodes = [node for driver in drivers for node in driver.booting(world.observed.nodes)]
+        world.show_booting(nodes)
+        return self.asks(world.document.pools)
 
     def status(self, name: str) -> DeploymentStatus | None:
         """Return what the last step of a deployment said; None where this replica made none."""

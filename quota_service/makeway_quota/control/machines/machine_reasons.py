@@ -146,9 +146,15 @@ def _sooner(waiting: Waiting, coming: PendingReason, workload: Workload) -> Wait
     end = waiting.not_before if waiting.code in OWN_END else None
     if end is None:
         return coming.to(workload)
+    return _first(waiting, end, coming)
+
+
+def _first(waiting: Waiting, end: float, coming: PendingReason) -> Waiting:
+    """Return what comes first for a workload for which others make way at `end`, or would."""
     [fact], values = coming.facts, coming.numbers
     if is_in_time(coming.not_before, end, values):
-        return replace(coming, facts=(fact, Fact("machine_in_time"))).to(workload)
+        at, facts = coming.not_before, (fact, Fact("machine_in_time"))
+        return replace(waiting, code=coming.code, rule=coming.rule, facts=facts, numbers=values, not_before=at)
     if coming.not_before is not None:
         fact = Fact(fact.code, {**fact.values, "after": about(coming.not_before - end)})
     return replace(waiting, facts=(*waiting.facts, fact), numbers={**waiting.numbers, **values})
@@ -171,6 +177,8 @@ def _with(waiting: Waiting, reason: PendingReason) -> Waiting:
     """Return the reason of one workload, as `_together` does."""
     if reason.code != COMES and waiting.code in OWN_END:
         return replace(waiting, facts=(*waiting.facts, *reason.facts))
+    if waiting.code in OWN_END and waiting.not_before is not None and "machines" in reason.numbers:
+        return _first(waiting, waiting.not_before, reason)
     facts = reason.facts if reason.code == COMES else (*kept(waiting.facts), *reason.facts)
     return Waiting(waiting.id, reason.code, reason.rule, facts, reason.numbers, reason.not_before)
 

@@ -87,6 +87,8 @@ class EngineView:
         self._nodes: dict[str, Node] = {}
         self._hosts: dict[str, tuple[tuple[str, tuple[int, ...]], ...]] = {}
         """Machine to its pools and devices, as they were shown."""
+        self._booting: frozenset[str] = frozenset()
+        """The nodes that are not observed yet, as their machines boot."""
         self._unread: dict[str, Unread] = {}
         self._shown_at = 0.0
         self._ends: list[tuple[float, str]] = []
@@ -261,6 +263,18 @@ class EngineView:
             self._hosts[host] = assignment.pools_of(host)
         else:
             self._hosts.pop(host, None)
+
+    def show_booting(self, nodes: Iterable[Node]) -> None:
+        """Show the machines that boot as nodes; an observed node of the same name goes before."""
+        booting = {node.name: node for node in nodes if node.name not in self._hosts}
+        for name, node in booting.items():
+            if self._nodes.get(name) != node:
+                self._nodes[name] = node
+                self._note(node=name)
+        for name in self._booting - booting.keys() - self._hosts.keys():
+            del self._nodes[name]
+            self._note(node=name)
+        self._booting = frozenset(booting)
 
     def workloads(self) -> tuple[EngineWorkload, ...]:
         """Return all workloads that are shown."""

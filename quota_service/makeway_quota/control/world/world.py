@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from ...backends.base import AttemptStatus, NodeStatus, Observation
-from ...engine.snapshot import ADMITTED, Snapshot, TeamQuota
+from ...engine.snapshot import ADMITTED, Node, Snapshot, TeamQuota
 from ...history.accounting import Accounting
 from ...history.durations import Durations
 from ...policy import Document
@@ -46,6 +46,7 @@ class World:
     """The last observation, the active rows (read once, then followed from commit to commit) and the document."""
 
     failure: str | None = None
+    booting: tuple[Node, ...] = ()
 
     def __init__(
         self,
@@ -475,9 +476,15 @@ class World:
         return _plain(self.document, policies, now)
 
     def _new_view(self) -> EngineView:
-        return EngineView(
-            self.durations, self.backoff, self.durable_checkpoints, self.people, self.times, self.requested
-        )
+        people, times = self.people, self.times
+        view = EngineView(self.durations, self.backoff, self.durable_checkpoints, people, times, self.requested)
+        view.show_booting(self.booting)
+        return view
+
+    def show_booting(self, nodes: Sequence[Node]) -> None:
+        """Show the machines that boot to the engine, as nodes."""
+        self.booting = tuple(nodes)
+        self._view.show_booting(self.booting)
 
     def _placed_on(self, host: str) -> list[Workload]:
         rows = self._active.rows or {}
