@@ -7,7 +7,7 @@ from ...autoscale.machine import Machine
 from ...engine.snapshot import Node
 
 
-def booting_node(machine: Machine, kind: MachineType, ready_at: float, *, sessions: bool = False) -> Node:
+def booting_node(machine: Machine, machine_type: MachineType, ready_at: float, *, sessions: bool = False) -> Node:
     """Return a machine as the node that it will be, with the size of its type; `sessions`: whether notebooks run on it.
 
     It is named like its machine, as the node of an agent is.
@@ -15,11 +15,11 @@ def booting_node(machine: Machine, kind: MachineType, ready_at: float, *, sessio
     return Node(
         machine.id,
         machine.pool,
-        0 if kind.cpu_only else machine.gpus,
-        kind.cpu,
-        kind.memory,
+        0 if machine_type.cpu_only else machine.gpus,
+        machine_type.cpu,
+        machine_type.memory,
         ready=False,
-        model=kind.model,
+        model=machine_type.model,
         sessions=sessions,
         ready_at=ready_at,
     )

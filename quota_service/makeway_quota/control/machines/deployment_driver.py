@@ -213,13 +213,13 @@ class DeploymentDriver:
         """
         now, boots = self._clock(), self._boots or {}
         for row in self.machines or ():
-            kind, windows = self.deployment.type(row.type), self.deployment.windows(row.type)
+            machine_type, timeouts = self.deployment.type(row.type), self.deployment.timeouts(row.type)
             coming = row.starting or (row.state == "ready" and now < row.since + SHOWN_WITHIN)
             known = row.id in observed or (not row.starting and row.cluster_node in observed)
-            late = row.starting and now >= row.requested_at + windows.request_timeout + windows.spin_up_timeout
-            if kind is not None and coming and not known and not late:
-                at = row.requested_at + boots.get(row.type, windows.spin_up_timeout)
-                yield booting_node(row, kind, at, sessions=self.deployment.runs_sessions)
+            late = row.starting and now >= row.requested_at + timeouts.request_timeout + timeouts.spin_up_timeout
+            if machine_type is not None and coming and not known and not late:
+                at = row.requested_at + boots.get(row.type, timeouts.spin_up_timeout)
+                yield booting_node(row, machine_type, at, sessions=self.deployment.runs_sessions)
 
     def move_question(self, now: float) -> MoveQuestion | None:
         """Return what the engine is to be asked about moves in this cycle, None for nothing."""
