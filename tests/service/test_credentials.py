@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -59,7 +59,7 @@ class _Git(BaseHTTPRequestHandler):
         self._answer(self.rfile.read(int(self.headers.get("Content-Length", 0))))
 
     def _answer(self, body: bytes) -> None:
-        if self.headers.get("Authorization") != f"Basic {SECRETS[2]}":
+        if self.headers.get("Authorization") not in [f"Basic {one}" for one in self.server.accepted]:  # type: ignore[attr-defined]
             self.send_response(401)
             self.send_header("WWW-Authenticate", 'Basic realm="git"')
             self.end_headers()
@@ -87,8 +87,8 @@ class _Git(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def private_repository(folder: Path) -> Iterator[str]:
-    """Serve a repository that only the token opens; yield the address of the server."""
+def private_repository(folder: Path, accepted: Sequence[str] = SECRETS[2:]) -> Iterator[str]:
+    """Serve a repository that only these credentials of HTTP open; yield the address of the server."""
     work = folder / "work"
     for words in (
         ["init", "-q", str(work)],
@@ -99,7 +99,7 @@ def private_repository(folder: Path) -> Iterator[str]:
         subprocess.run(["git", *words], check=True)
         (work / "file").write_text("content of the private repository")
     with ThreadingHTTPServer(("127.0.0.1", 0), _Git) as server:
-        server.root = folder  # type: ignore[attr-defined]
+        server.root, server.accepted = folder, accepted  # type: ignore[attr-defined]
         thread = threading.Thread(target=lambda: server.serve_forever(0.02), daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
