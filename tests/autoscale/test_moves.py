@@ -266,12 +266,31 @@ def test_moves_are_looked_for_ten_times_within_every_until_one_is_found() -> Non
 
 
 def test_two_machines_are_never_emptied_at_once() -> None:
-    fleet = shared()
-    first = moved(fleet)
-    fleet.moved_at = START - 2 * HOUR
-    fleet.now += 2
+    fleet = Fleet(POOL, pending=[gpu_work(name, gpus=4000) for name in "abcd"])
     fleet.cycle()
-    assert moved(fleet) == first
+    fleet.boot()
+    fleet.pending = []
+    first, second, third, fourth = (row.id for row in fleet.rows)
+    others = [job(f"{id}-{device}", id, device) for id in (third, fourth) for device in (0, 1)]
+    stays = job("other", second, 0)
+    fleet.placed = [job("small", first, 0), stays, *others]
+    fleet.busy = {first: 1, second: 1, third: 2, fourth: 2}
+    fleet.moved_at = START - 2 * HOUR
+    fleet.cycle()
+    assert moved(fleet) == [first]
+    for notice in ("", "give_back"):  # before the job has its notice, and while it saves
+        fleet.placed = [job("small", first, 0, notice=notice), stays, *others]
+        fleet.moved_at = START - 2 * HOUR
+        fleet.now += 2
+        fleet.cycle()
+        assert moved(fleet) == [first]
+    fleet.placed = [job("small", third, 2), stays, *others]
+    fleet.busy = {second: 1, third: 3, fourth: 2}
+    fleet.run(60)
+    assert first not in [row.id for row in fleet.rows if row.state != "terminating"]
+    fleet.moved_at = START - 2 * HOUR
+    fleet.cycle()
+    assert [row.id for row in fleet.rows if row.state == "draining"] == [second], "it could have gone all the time"
 
 
 # ── The notices ─────────────────────────────────────────────────────────────
