@@ -29,6 +29,11 @@ READY_SECONDS = 60.0
 ZONE = "test-zone-a"
 
 
+def is_built() -> bool:
+    """Whether Karpenter is in the cache."""
+    return (programs.tool_folder("karpenter", SOURCES, FLAGS) / "karpenter").exists()
+
+
 def karpenter() -> Path:
     """Return Karpenter with the kwok provider; build it first if it is not in the cache."""
     return programs.tool("karpenter", "Karpenter", "0.5 GB on disk", SOURCES, FLAGS, f"{MODULE}/kwok")
@@ -73,6 +78,13 @@ def running(cluster: Cluster, types: Mapping[str, int]) -> Iterator[None]:
             _remove_all(api)
         for name in kinds:
             api.delete(f"{DEFINITIONS}/{name}")
+        processes.wait_until(
+            lambda: not set(kinds) & set(_kinds(api)), "The removal of Karpenter's kinds", READY_SECONDS
+        )
+
+
+def _kinds(api: Api) -> list[str]:
+    return [one["metadata"]["name"] for one in api.items(DEFINITIONS)]
 
 
 def _remove_all(api: Api) -> None:

@@ -18,7 +18,7 @@ import set_up
 
 sys.path.insert(0, str(set_up.ROOT))
 
-from kube_cluster import helm, image_build, node, programs
+from kube_cluster import helm, image_build, karpenter, node, programs
 from kube_cluster.commands import missing_packages
 from kube_cluster.problems import KubeProblem
 
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = parser.parse_args(arguments)
     setup = KubeSetUp(set_up.ROOT)
     may_skip = wanted.tests and not os.environ.get("CI")
-    go = [] if programs.are_built() and helm.is_built() else [setup.go]
+    go = [] if programs.are_built() and helm.is_built() and karpenter.is_built() else [setup.go]
     return set_up.exit_status("make kube", *go, setup.packages_or_skip if may_skip else setup.packages)
 
 
