@@ -141,10 +141,11 @@ async def known_demand(
 ) -> CycleDemand:
     """Return what a cycle knows at its end, with its commits, by a world; the others as for `cycle_demand`.
 
-    `moves`: whether jobs may be moved, so that the times of all count; else those of jobs with a limit do.
+    `moves`: whether jobs may be moved, so that the times of all count; else those of jobs with a limit or a notice do.
     """
     demand, placed = tuple(demand), await world.placed()
-    rows = [world.times.of(row) if moves or row.time_limit is not None else row for row in placed.values()]
+    timed = (moves or row.time_limit is not None or row.notice is not None for row in placed.values())
+    rows = [world.times.of(row) if counts else row for row, counts in zip(placed.values(), timed, strict=True)]
     limited, active = any(row.time_limit is not None for row in rows), await world.rows_as_of_now()
     waiting = [active[one.id] for one in demand if one.id in active] if limited else []
     submitted = {row.id: row.submitted_at for row in waiting}

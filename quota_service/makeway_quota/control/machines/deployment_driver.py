@@ -460,9 +460,8 @@ class DeploymentDriver:
 
 def _may_move(deployment: Deployment, rows: MachineRows, demand: CycleDemand) -> bool:
     """Whether a step may move jobs, or has to look after some that move."""
-    if deployment.moves is None:
-        return False
-    return bool(demand.restartable) or any(machine.drain == "move" for machine in rows.machines)
+    may_begin = deployment.moves is not None and bool(demand.restartable)
+    return may_begin or any(machine.drain == "move" for machine in rows.machines)
 
 
 def _fenced(rows: MachineRows, demand: MachineDemand | None) -> Iterator[tuple[str, MachineEvent]]:

@@ -14,6 +14,7 @@ from ...autoscale.machine import Machine
 from ...autoscale.placement.moves import candidates
 from ...engine.restarts import Restarts
 from ...store.records import Workload
+from ..transitions import TIME_LIMIT
 from .cycle_demand import CycleDemand
 
 ASKED_PER_PERIOD = 10
@@ -32,13 +33,13 @@ class MoveQuestion(NamedTuple):
         cls, deployment: Deployment, machines: Iterable[Machine], last: float | None, since_asked: float, now: float
     ) -> MoveQuestion | None:
         """Return the question that is due; None where there is none. `since_asked`: seconds since it was found last."""
-        rules = deployment.moves
-        if rules is None:
+        rows, rules = [row for row in machines if not row.finished], deployment.moves
+        if any(row.drain == "move" for row in rows):
+            return cls(deployment, rows, last)
+        if rules is None or last is None or deployment.paused:
             return None
-        rows = [row for row in machines if not row.finished]
-        due = last is not None and now - last >= rules.interval and since_asked >= rules.interval / ASKED_PER_PERIOD
-        empties = any(row.drain == "move" for row in rows)
-        return cls(deployment, rows, last) if empties or (due and not deployment.paused) else None
+        due = now - last >= rules.interval and since_asked >= rules.interval / ASKED_PER_PERIOD
+        return cls(deployment, rows, last) if due else None
 
 
 def machines_to_empty(
@@ -63,14 +64,16 @@ def restartable(
 ) -> CycleDemand:
     """Return what is known, with the first machine of each deployment whose jobs would all start elsewhere.
 
-    `restarts`: called where there is something to ask, None where the engine cannot be asked. `stays`: whether a job
-    could not start again for a reason that the engine does not know.
+    All of them are emptied together, also with those whose jobs have their notice for that. A machine that drains
+    already comes first. `restarts`: called where there is something to ask, None where the engine cannot be asked.
+    `stays`: whether a job could not start again for a reason that the engine does not know.
     """
     asked = restarts() if any(machines.values()) else None
     if asked is None:
         return known
+    asked.leave((), [row.id for row in known.rows if _leaves(row)])
     result = set[str]()
-    for rows in machines.values():
+    for rows in sorted(machines.values(), key=lambda rows: not any(row.drain == "move" for row in rows)):
         for row in rows:
             if _start_elsewhere(known, row.id, asked, stays):
                 result.add(row.id)
@@ -78,13 +81,25 @@ def restartable(
     return replace(known, restartable=known.restartable | result)
 
 
+def _leaves(row: Workload) -> bool:
+    """Whether a job waits again once it has left its machine, which is given back."""
+    moves = row.notice is not None and row.notice.kind == "give_back"
+    return moves and not row.cancel_requested and row.reason_code != TIME_LIMIT
+
+
 def _start_elsewhere(known: CycleDemand, machine: str, restarts: Restarts, stays: Callable[[Workload], bool]) -> bool:
-    """Whether all jobs of a machine would start at once, and on no machine that is idle: that ends by itself."""
+    """Whether all jobs of a machine would start at once, and on no machine that is idle: that ends by itself.
+
+    Neither on one whose work all leaves. If so, they wait in all later questions.
+    """
     nodes = {node for node, name in known.machines.items() if name == machine}
     jobs = [row for row in known.rows if any(place.node in nodes for place in row.placement)]
     if any(map(stays, jobs)):
         return False
-    starts: Collection[str] | None = restarts.elsewhere(nodes, [row.id for row in jobs])
-    if not starts:
+    ids = [row.id for row in jobs]
+    starts: Collection[str] | None = restarts.elsewhere(nodes, ids)
+    stay = {place.node for row in known.rows if row.notice is None for place in row.placement}
+    if not starts or any(node in known.machines and node not in stay for node in starts):
         return False
-    return all(node not in known.machines or known.busy.get(known.machines[node], 0) > 0 for node in starts)
+    restarts.leave(nodes, ids)
+    return True
