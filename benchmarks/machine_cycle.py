@@ -12,6 +12,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
@@ -200,6 +201,7 @@ async def _measure(site: Site) -> list[Measured]:
             cycles.append(cycle)
             steps.append(step)
         added = {
+            "nothing": await _added(site, lambda: None),
             "a back-off": await _added(site, site.refuse),
             "a boot": await _added(site, site.boot),
             "a join": await _added(site, site.join),
@@ -231,8 +233,7 @@ async def _measure(site: Site) -> list[Measured]:
                 base,
                 whole,
                 goal=5.0,
-                note="Each time the difference to the cycle before it, in which nothing happened; below 0 is noise."
-                * (at == 0),
+                note="Beside those before and after it, the median of three times. This row is noise." * (at == 0),
             )
             for at, (event, samples) in enumerate(added.items())
         ),
@@ -246,12 +247,16 @@ async def _warm_up(site: Site) -> None:
 
 
 async def _added(site: Site, event: Callable[[], None]) -> list[float]:
-    """Return how much longer a cycle and its step take with an event, each time than the ones before it."""
+    """Return how much longer a cycle and its step take with an event than the ones before and after it on average."""
     result = []
     for _ in range(TIMES):
-        without = sum(await site.cycle())
-        event()
-        result.append(sum(await site.cycle()) - without)
+        added = []
+        for _ in range(3):
+            before = sum(await site.cycle())
+            event()
+            during = sum(await site.cycle())
+            added.append(during - (before + sum(await site.cycle())) / 2)
+        result.append(median(added))
     return result
 
 

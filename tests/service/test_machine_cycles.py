@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from makeway_quota.autoscale.machine import Machine
 from makeway_quota.engine.incremental import IncrementalEngine
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.machines import live
+from makeway_quota.store.machines.machines import StoredMachines
 
 from benchmarks.machine_cycle import Site
 
@@ -35,6 +37,18 @@ class Counted:
         monkeypatch.setattr(live, "machines", rows)
 
 
+def pages_read(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Return the deployments of which a page of machines, those that are over too, is read from now on."""
+    result, page = list[object](), StoredMachines.machines
+
+    def read(self: StoredMachines, deployment: str | None = None, **options: int) -> list[Machine]:
+        result.append(deployment)
+        return page(self, deployment, **options)
+
+    monkeypatch.setattr(StoredMachines, "machines", read)
+    return result
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     store = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
@@ -59,10 +73,12 @@ async def test_one_event_reads_one_row_and_builds_no_engine(
         site.boot()
         await site.cycle()
     counted, nodes = Counted(monkeypatch), len(site.world.observed.nodes)
+    pages = pages_read(monkeypatch)
     event(site)
     await site.cycle()
     await site.cycle()
     assert counted.engines == 0
+    assert pages == [], "how long boots take is known"
     assert len(set(counted.read)) == rows
     assert len(counted.read) <= 2 * rows
     assert len(site.world.observed.nodes) == nodes + (event is Site.join)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from ...autoscale.demand import MachineDemand, PendingWork, PlacedWork
@@ -18,7 +19,7 @@ from ..transitions import TIME_LIMIT
 from ..world.world import World
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CycleDemand:
     """The work as a cycle left it. `began`: when it observed the nodes, on a clock that never jumps.
 
@@ -51,7 +52,7 @@ class CycleDemand:
         """
         if any(machine.id in self.open_machines for machine in machines if machine.state == "draining"):
             return None
-        placed = tuple(self._placed()) if moves or (self.pending and any(map(certain_end, self.rows))) else ()
+        placed = self.placed if moves or (self.pending and any(map(certain_end, self.rows))) else ()
         return MachineDemand(
             self.pending,
             self.nodes,
@@ -65,8 +66,25 @@ class CycleDemand:
             self.open_machines,
         )
 
+    def with_answers(
+        self, *, restartable: frozenset[str] | None = None, moved: frozenset[str] | None = None
+    ) -> CycleDemand:
+        """Return the demand with what was found out about moves; what runs is not collected anew."""
+        result = replace(
+            self,
+            restartable=self.restartable if restartable is None else restartable,
+            moved=self.moved if moved is None else moved,
+        )
+        if "placed" in self.__dict__:
+            result.__dict__["placed"] = self.placed
+        return result
+
+    @cached_property
+    def placed(self) -> tuple[PlacedWork, ...]:
+        """Each worker that holds room of a machine, collected once for all steps and questions of a cycle."""
+        return tuple(self._placed())
+
     def _placed(self) -> Iterator[PlacedWork]:
-        """Yield each worker that holds room of a machine."""
         for row in self.rows:
             for place in row.placement:
                 if (machine := self.machines.get(place.node)) is not None:

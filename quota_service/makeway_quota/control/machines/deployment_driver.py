@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from heapq import nlargest
 from typing import Any, NamedTuple
 
 from ...autoscale.budget import Money
@@ -123,6 +124,10 @@ class DeploymentDriver:
         self._shared: tuple[Machine, ...] = ()
         """machines of other deployments, as that decision counted them"""
         self._boots: Mapping[str, float] | None = None
+        self._newest_boots: Sequence[Machine] = ()
+        """the machines whose boots say how long one takes"""
+        self._booted: frozenset[str] = frozenset()
+        """the machines that were ready when that was found out"""
         self._provider, self._store = provider, store
         self._identity, self._clock, self._wake, self._monotonic = identity, clock, wake, monotonic
         at_once = {"launch": CALLS_AT_ONCE, "terminate": CALLS_AT_ONCE, "list": 1, "check": 1, "console": 4}
@@ -303,7 +308,7 @@ class DeploymentDriver:
     def _foresee(self, result: StepResult) -> bool:
         """Note what pending workloads can expect; return whether that is news."""
         if self._boots is None or result.moved:
-            self._boots = self._usual_boots()
+            self._boots = self._usual_boots(result.machines)
         if result.served is not None:
             self._decision = WaitingDecision(result.served, result.unserved, result.refusals)
             self._shared = result.shared
@@ -317,9 +322,19 @@ class DeploymentDriver:
         """Return the machines as they are committed now, for the step of another deployment. Runs in a thread."""
         return OtherDeployment(self.deployment, self._store.peek(self.deployment.name), self._boots or {})
 
-    def _usual_boots(self) -> dict[str, float]:
+    def _usual_boots(self, machines: Sequence[Machine]) -> Mapping[str, float]:
+        """Return how long a boot takes, by type: of boots that are stored, read once, and of those that ended since."""
+        newest = self._newest_boots
+        if self._boots is None:
+            newest = self._store.machines(self.deployment.name, limit=BOOTS)
+        ended = [one for one in machines if one.ready_at is not None and one.id not in self._booted]
+        if self._boots is not None and not ended:
+            return self._boots
+        self._booted = frozenset(one.id for one in machines if one.ready_at is not None)
+        every = {one.id: one for one in (*newest, *ended)}
+        self._newest_boots = nlargest(BOOTS, every.values(), key=lambda one: one.requested_at)
         took: dict[str, list[float]] = {}
-        for machine in self._store.machines(self.deployment.name, limit=BOOTS):
+        for machine in self._newest_boots:
             if machine.ready_at is not None:
                 took.setdefault(machine.type, []).append(machine.ready_at - machine.requested_at)
         return usual_boots(took)

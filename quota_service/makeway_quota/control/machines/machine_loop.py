@@ -172,7 +172,7 @@ class MachineLoop:
                 known = await self._asked(known, questions, world, planner, now)
                 self._answer = known.restartable, self._monotonic()
         elif self._monotonic() - self._answer[1] < ANSWER_SECONDS:
-            known = replace(known, restartable=self._answer[0])
+            known = known.with_answers(restartable=self._answer[0])
         return known
 
     async def _asked(
@@ -377,7 +377,7 @@ def _with_notices(known: CycleDemand, questions: Iterable[MoveQuestion]) -> Cycl
     demands = {one.deployment.name: known.of(one.machines, moves=True) for one in questions if _empties(one)}
     rows = [row for one in questions for row in one.machines]
     deployments = [one.deployment for one in questions]
-    return replace(known, moved=moving(deployments, rows, {name: one for name, one in demands.items() if one}))
+    return known.with_answers(moved=moving(deployments, rows, {name: one for name, one in demands.items() if one}))
 
 
 def _empties(question: MoveQuestion) -> bool:

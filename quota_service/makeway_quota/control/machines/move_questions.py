@@ -6,7 +6,6 @@ It is asked only where a move was found that has room and pays. Used by the mach
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from ...autoscale.deployment import Deployment
@@ -78,7 +77,7 @@ def restartable(
             if _start_elsewhere(known, row.id, asked, stays):
                 result.add(row.id)
                 break
-    return replace(known, restartable=known.restartable | result)
+    return known.with_answers(restartable=known.restartable | result)
 
 
 def _leaves(row: Workload) -> bool:
