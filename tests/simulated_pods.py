@@ -140,6 +140,8 @@ class SimulatedCluster(ApiClient):
         self.usual = Habits()
         self.reports = Reports()
         self.pods: dict[str, Running] = {}
+        self.gpus = dict(nodes)
+        """by node, also while its device plugin is away"""
         self.nodes = {name: _node(name, gpus) for name, gpus in nodes.items()}
         self.backend: SimulatedBackend | None = None
         self.refuses_deletes = False
@@ -271,7 +273,7 @@ class SimulatedCluster(ApiClient):
 
     def lose_plugin(self, node: str, seconds: float, told_after: float) -> None:
         """Restart the device plugin of a node, whose pods go on; its GPUs are gone from its status later."""
-        many = self.nodes[node]["status"]["allocatable"][GPU]
+        many = str(self.gpus[node])
         self.without_plugin.add(node)
         if told_after < seconds:
             self.at(told_after, lambda: self._offer(node, "0"))
@@ -506,7 +508,8 @@ def _copy(item: Object) -> Object:
 
 
 def _node(name: str, gpus: int) -> Object:
-    status = {"allocatable": {GPU: str(gpus)}, "conditions": [{"type": "Ready", "status": "True"}]}
+    many = {GPU: str(gpus)}
+    status = {"capacity": many, "allocatable": many, "conditions": [{"type": "Ready", "status": "True"}]}
     return {"metadata": {"name": name, "resourceVersion": "0"}, "spec": {}, "status": status}
 
 

@@ -118,3 +118,19 @@ async def test_gpus_that_a_node_does_not_offer_for_a_moment_count_as_before() ->
     now -= 10.0
     assert devices() == 0, "the clock was set back"
     await inventory.close()
+
+
+@pytest.mark.covers("F82")
+async def test_a_service_that_starts_while_a_device_plugin_restarts_counts_the_gpus_that_the_node_has() -> None:
+    server, now = ApiServer(), 1000.0
+    away = node(**{"nvidia.com/gpu": "0"})
+    away["status"]["capacity"] = {"nvidia.com/gpu": "8"}
+    server.lists = {"/api/v1/nodes": [away], "/api/v1/pods": []}
+    inventory = KubernetesInventory(server, [NodeSelector("gpu", "nvidia.com/gpu")], clock=lambda: now)
+    await inventory.open()
+    assert len(inventory.node_statuses()["n0"].devices) == 8
+    now += VANISHED_SECONDS
+    for _ in range(2):
+        assert inventory.node_statuses()["n0"].devices == ()
+        inventory._unread.add("n0")
+    await inventory.close()

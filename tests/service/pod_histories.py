@@ -1,8 +1,8 @@
 """Random histories of a service on simulated pods, each eviction of which is compared with perfect knowledge.
 
 Perfect knowledge: the pods as they are (as far as the API server has told), on the devices that their attempts were
-planned on, and every nomination that was ever given and not used. What the reference engine evicts with it is needed;
-whatever else is evicted is needless.
+planned on, the GPUs of a node whose device plugin is away, and every nomination that was ever given and not used. What
+the reference engine evicts with it is needed; whatever else is evicted is needless.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ EVENTS = (
     "finish",
     "cancel",
     "blip",
+    "plugin",
     "restart",
     "wait",
 )
@@ -107,7 +108,8 @@ class Oracle:
                 Terminating(id, tuple(d for d in place.devices if d not in held), deadline=now)
                 for id, place in self._outliving(rows, node.name)
             ]
-            nodes.append(replace(node, cordoned=False, foreign_gpus=0, terminating=tuple(result)))
+            many = self.site.cluster.gpus[node.name]  # also while its device plugin is away
+            nodes.append(replace(node, gpus=many, cordoned=False, foreign_gpus=0, terminating=tuple(result)))
         workloads = [
             replace(w, nomination=self.nominations[w.id]) if w.id in self.nominations and w.state == "pending" else w
             for w in shown.workloads
@@ -187,6 +189,10 @@ class History:
             node = self.random.choice(sorted(cluster.nodes))
             cluster.set_ready(node, False)
             cluster.at(self.random.choice([0.1, 2.0, 20.0]), lambda: cluster.set_ready(node, True))
+        elif event == "plugin":
+            node = self.random.choice(sorted(cluster.nodes))
+            if node not in cluster.without_plugin:
+                cluster.lose_plugin(node, self.random.choice([0.5, 3.0, 12.0]), self.random.choice([0.1, 2.0, 9.0]))
         elif event == "restart" and self.random.random() < 0.5:
             await self.site.restart()
             self.oracle.watch()

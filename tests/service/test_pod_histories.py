@@ -1,7 +1,8 @@
 """Over random histories of pods, every eviction is one that the engine would plan with perfect knowledge.
 
 Gangs, several victims that save at different speeds or never, containers beside the worker that end later, notebooks
-that stop, nodes that are not ready for a moment, and a service that is killed and started again in between.
+that stop, nodes that are not ready for a moment, device plugins that restart, and a service that is killed and started
+again in between.
 `POD_HISTORIES=1000` runs as many.
 """
 

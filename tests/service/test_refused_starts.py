@@ -212,10 +212,11 @@ async def test_a_job_that_is_refused_for_ever_does_not_keep_the_gpus_from_others
 
 
 @pytest.mark.covers("N33", "F20")
+@pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("at", [0.5, 2.0, 3.95])
 @pytest.mark.parametrize(("seconds", "told_after"), [(1.0, 0.1), (8.0, 0.1), (8.0, 3.0), (20.0, 0.1)])
 async def test_a_device_plugin_that_restarts_while_a_victim_saves_costs_no_second_one(
-    tmp_path: Path, at: float, seconds: float, told_after: float
+    tmp_path: Path, at: float, seconds: float, told_after: float, restarts: bool
 ) -> None:
     result = await site(tmp_path, {"n1": 1, "n2": 1})
     for number in range(2):
@@ -227,6 +228,9 @@ async def test_a_device_plugin_that_restarts_while_a_victim_saves_costs_no_secon
     (victim,) = [row for row in (await result.rows()).values() if row.state == "checkpointing"]
     node = victim.placement[0].node
     result.cluster.lose_plugin(node, seconds, told_after)
+    if restarts:
+        await result.run(0.5)
+        await result.restart()
     await result.run(seconds + 25.0)
     rows = await result.rows()
     assert (rows["d"].state, await preemptions(result)) == ("running", 1), rows["d"].reason_message

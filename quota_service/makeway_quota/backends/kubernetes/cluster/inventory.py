@@ -201,22 +201,20 @@ class KubernetesInventory:
     def _with_vanished(self, node: ClusterNode) -> ClusterNode:
         """Return a node with the devices of device plugins that it offered last, where it offers none for a moment.
 
-        Where it offers more of others, its GPUs were divided anew: what it offered before does not come back.
+        Of one that is seen first it is what the node has. Where it offers more of others, its GPUs were divided anew:
+        what it offered before does not come back.
         """
         now, more = self._clock(), dict[str, int]()
-        offered = {resource: node.allocatable.get(resource, 0) for resource in resources_of(node, self._selectors)}
-        known = {resource: self._offered.get((node.name, resource), ("", 0, None)) for resource in offered}
-        divided = any(many > known[resource][1] for resource, many in offered.items())
-        for resource, many in offered.items():
-            key, (uid, before, since) = (node.name, resource), known[resource]
+        offered = {(node.name, name): node.allocatable.get(name, 0) for name in resources_of(node, self._selectors)}
+        divided = any(key in self._offered and many > self._offered[key][1] for key, many in offered.items())
+        for (name, resource), many in offered.items():
+            first = node.uid, node.withheld.get(resource, 0), None
+            uid, before, since = self._offered.get((name, resource), first)
             since = now if since is None else since
-            if many:
-                self._offered[key] = node.uid, many, None
-            elif before and uid == node.uid and 0.0 <= now - since < VANISHED_SECONDS and not divided:
-                self._offered[key] = uid, before, since
-                more[resource] = before
-            else:
-                self._offered.pop(key, None)
+            last: tuple[str, int, float | None] = (node.uid, many, None)
+            if not many and before and uid == node.uid and 0.0 <= now - since < VANISHED_SECONDS and not divided:
+                more[resource], last = before, (uid, before, since)
+            self._offered[name, resource] = last
         return replace(node, allocatable={**node.allocatable, **more}) if more else node
 
     def _vanished_for_good(self) -> set[str]:

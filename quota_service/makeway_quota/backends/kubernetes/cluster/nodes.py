@@ -100,6 +100,8 @@ class ClusterNode:
     """cordoned, or about to be removed"""
     created: float | None = None
     """when it joined, in Unix seconds by the clock of the API server"""
+    withheld: Mapping[str, int] = field(default_factory=dict)
+    """how many it has of the resources that it has and offers none of, as while a device plugin is away"""
 
     @property
     def leaving(self) -> bool:
@@ -131,6 +133,7 @@ def project_node(item: Object) -> ClusterNode:
     )
     labels = {intern(str(name)): intern(str(value)) for name, value in (metadata.get("labels") or {}).items()}
     offered = allocatable(status.get("allocatable") or status.get("capacity"))
+    has = allocatable(status.get("capacity"))
     return ClusterNode(
         name=intern(str(metadata["name"])),
         uid=metadata.get("uid", ""),
@@ -145,6 +148,7 @@ def project_node(item: Object) -> ClusterNode:
         down_since=None if ready else _down_since(conditions, down),
         unschedulable=bool(spec.get("unschedulable")) or "deletionTimestamp" in metadata or _leaves(spec),
         created=_time(metadata.get("creationTimestamp")),
+        withheld={intern(name): has[name] for name, many in offered.items() if not many and has.get(name)},
     )
 
 
