@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean
 
 from makeway_quota.engine.index.cluster import Cluster
-from makeway_quota.engine.placement.fit import find
+from makeway_quota.engine.placement.fit import find_placement
 from makeway_quota.engine.placement.pack_index import PackIndex
 from makeway_quota.engine.request import Shape
 from makeway_quota.engine.snapshot import GPU, Node, Pool, Profile, Snapshot, TeamQuota, Workload
@@ -64,7 +64,7 @@ class Placer:
         self.placed += 1
         workload = Workload(f"w{self.placed}", TEAM.name, self.profile[task].name)
         need = self.cluster.need(workload)
-        parts = find(self.pool, need)
+        parts = find_placement(self.pool, need)
         if parts:
             self.cluster.start(workload, need, parts)
         return bool(parts)

@@ -429,7 +429,7 @@ class SimulatedBackend(KubernetesBackend):
         self.cluster.backend = self
         for informer in (self.inventory.nodes, self.inventory.pods, self.pods):
             await informer._list()
-        self.inventory.devices.known.set()
+        self.inventory.devices.first_answer.set()
         await self.inventory._note_complete()
 
 

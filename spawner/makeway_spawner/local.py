@@ -36,7 +36,7 @@ from .server_log import last_line_of, quoted
 
 _POLL_SECONDS = 0.1
 """Seconds between two looks at the process of a server that is starting."""
-_MAX_PART = 120
+_MAX_NAME_LENGTH = 120
 """Characters of a user's or a server's name in the name of a log file."""
 _MARGIN = 5.0
 """Seconds by which the wait for an answer ends before the Hub gives up the start; the Hub then asks by itself."""
@@ -60,7 +60,7 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
         "", help="system: the directory below which every account gets a private folder for its kernels' sockets."
     ).tag(config=True)
 
-    _ticks = 0
+    _start_ticks = 0
     """The server's start time: a process that got its pid later is not mistaken for it."""
     _log = ""
     """The name of the server's log file; empty for one that an earlier release started."""
@@ -201,14 +201,14 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
         return where
 
     def _ended_at_start(self, status: int, seconds: float) -> str:
-        message = f"The notebook server ended {duration(max(1.0, seconds))} after its start, {_exit(status)}."
+        message = f"The notebook server ended {duration(max(1.0, seconds))} after its start, {_exit_text(status)}."
         where = f" The whole log is {self._log_path}." if self.logs else " Its log is in that of the Hub."
         return f"{message}{quoted(last_line_of(self._log_path)) if self.logs else ''}{where}"
 
     def how_server_ended(self, status: int) -> str:
         """Return how the server ended, with the last line of its log."""
         line = quoted(last_line_of(self._log_path)) if self.logs else ""
-        return f"Its server ended by itself, {_exit(status)}.{line}"
+        return f"Its server ended by itself, {_exit_text(status)}.{line}"
 
     @property
     def _log_path(self) -> Path:
@@ -226,7 +226,7 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
 
     async def _signal(self, sig: int) -> bool:
         """Signal the server, unless its pid belongs to another process by now; return whether it is there."""
-        if self._ticks and start_ticks(self.pid) != self._ticks:
+        if self._start_ticks and start_ticks(self.pid) != self._start_ticks:
             return False
         there: bool = await super()._signal(sig)
         return there
@@ -242,31 +242,31 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
     def load_state(self, state: dict[str, Any]) -> None:
         """Read the process back after a restart of the Hub."""
         super().load_state(state)
-        self._ticks = int(state.get("ticks") or 0)
+        self._start_ticks = int(state.get("ticks") or 0)
         self._log = str(state.get("log") or "")
 
     def get_state(self) -> dict[str, Any]:
         """Return the state that the Hub stores, with the start time beside the pid."""
         state: dict[str, Any] = super().get_state()
         if self.pid:
-            self._ticks = self._ticks or start_ticks(self.pid)
-            state["ticks"] = self._ticks
+            self._start_ticks = self._start_ticks or start_ticks(self.pid)
+            state["ticks"] = self._start_ticks
             state["log"] = self._log
         return state
 
     def clear_state(self) -> None:
         """Forget the process."""
         super().clear_state()
-        self._ticks = 0
+        self._start_ticks = 0
 
 
 def log_name(user: str, server: str) -> str:
     """Return the name of a server's log file; no two servers have the same."""
-    part = _MAX_PART
+    part = _MAX_NAME_LENGTH
     return f"{file_name(user, part)}+{file_name(server, part)}.log" if server else f"{file_name(user, part)}.log"
 
 
-def _exit(status: int) -> str:
+def _exit_text(status: int) -> str:
     """Return how a process ended, in words: with its exit code, or by which signal."""
     if status >= 0:
         return f"with exit code {status}"

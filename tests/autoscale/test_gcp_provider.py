@@ -430,7 +430,7 @@ def test_a_launch_whose_operation_was_throttled_is_another_machine_the_next_time
     fleet.provider = provider  # type: ignore[assignment]
     cloud.failures, cloud.slow = ["RESOURCE_OPERATION_RATE_EXCEEDED"], slow
     fleet.run(60)
-    states = [(row.state, row.reason) for row in fleet.store.every().values()]
+    states = [(row.state, row.reason) for row in fleet.store.all_machines().values()]
     assert states == [("failed", "quota"), ("booting", "launched")]
     assert len(cloud.running()) == 1
     assert len(cloud.called("instances.insert")) == 2

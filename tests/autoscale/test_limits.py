@@ -32,11 +32,12 @@ def test_each_type_has_its_own_maximum_and_time_to_start() -> None:
     first = {row.id: row.type for row in fleet.rows}
     fleet.run(400)
     late = {
-        type: {fleet.store.every()[id].reason for id, item in first.items() if item == type} for type in ("g2", "c8")
+        type: {fleet.store.all_machines()[id].reason for id, item in first.items() if item == type}
+        for type in ("g2", "c8")
     }
     assert late == {"g2": {"spin_up_timeout"}, "c8": {"launched"}}
     fleet.run(1500)
-    assert {fleet.store.every()[id].reason for id in first} == {"spin_up_timeout"}
+    assert {fleet.store.all_machines()[id].reason for id in first} == {"spin_up_timeout"}
 
 
 @pytest.mark.covers("F72")
@@ -83,8 +84,8 @@ def test_a_month_that_is_used_up_drains_all_machines_and_launches_none() -> None
     fleet.boot()
     fleet.pending, fleet.busy = [gpu_work("next")], {fleet.rows[0].id: 1}
     fleet.run(3 * 3600, every=60)
-    assert "budget" in {row.drain for row in fleet.store.every().values()}
+    assert "budget" in {row.drain for row in fleet.store.all_machines().values()}
     fleet.busy = {}
     fleet.run(1200)
     assert (fleet.states, fleet.running) == ([], 0)
-    assert sum(fleet.store.closed.values()) <= 12 * EURO
+    assert sum(fleet.store.closed_spend.values()) <= 12 * EURO

@@ -137,7 +137,7 @@ def test_a_machine_that_never_joins_does_not_run_for_ever() -> None:
     fleet.pending = []
     fleet.pending = [gpu_work()]
     fleet.run(1260)
-    assert fleet.store.every()[first.id].reason == "spin_up_timeout"
+    assert fleet.store.all_machines()[first.id].reason == "spin_up_timeout"
     assert first.instance not in fleet.provider.running()
 
 

@@ -26,7 +26,7 @@ def test_a_launch_that_answers_with_an_instance_that_has_ended_boots_nothing() -
     (call,) = fleet.step().calls
     ended = Instance("i-1", fleet.rows[0].id, "cloud", "terminated")
     answer(fleet.store, fleet.deployment, [(call, fleet.now, ended)], fleet.store.term, fleet.now)
-    assert [(row.state, row.reason) for row in fleet.store.every().values()] == [("gone", "ended_by_provider")]
+    assert [(row.state, row.reason) for row in fleet.store.all_machines().values()] == [("gone", "ended_by_provider")]
 
 
 def test_with_a_limit_nothing_is_launched_beside_a_machine_without_a_price() -> None:

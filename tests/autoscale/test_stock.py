@@ -106,7 +106,7 @@ def test_a_throttled_call_is_repeated_and_its_machine_not_given_up() -> None:
     fleet.provider.busy = 5
     fleet.run(300)
     assert fleet.running == 1
-    assert len(fleet.store.every()) == 1
+    assert len(fleet.store.all_machines()) == 1
 
 
 def test_wrong_credentials_stop_launches_and_forget_no_machine() -> None:

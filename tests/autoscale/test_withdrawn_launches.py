@@ -33,7 +33,7 @@ def test_a_launch_that_was_decided_is_not_called_any_more(change: str, demand: b
     fleet.cycle(demand=demand, deleting=change == "deleted")
     assert (fleet.provider.launches, fleet.states) == (0, [])
     assert fleet.store.finished[row.id].state == "failed"
-    assert sum(fleet.store.closed.values()) == 0
+    assert sum(fleet.store.closed_spend.values()) == 0
 
 
 @pytest.mark.parametrize("change", [*ALL_ENDS, "deleted"])

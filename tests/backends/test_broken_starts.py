@@ -12,7 +12,7 @@ from api_server import PODS, ApiServer
 from makeway_quota.backends.base import BackendRefusal, BackendUnavailable, Phase
 from makeway_quota.backends.kubernetes.api.client import ApiStatusError, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
-from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS
+from makeway_quota.backends.kubernetes.backend import UNREACHABLE_PAUSE
 from makeway_quota.backends.kubernetes.pods.manifest import TOKEN
 from makeway_quota.backends.remote.backend import REPORT_GRACE
 from makeway_quota.backends.remote.workers import WorkerStatus
@@ -88,7 +88,7 @@ class Replica(Backend):
                     await self.start(order(job, self.workers_of(job)))
                 except BackendUnavailable:
                     await self.undone(job)
-            self.now += AWAY_SECONDS
+            self.now += UNREACHABLE_PAUSE
 
     def workers_of(self, job: str) -> int:
         """Return the size of a job's gang."""
@@ -302,7 +302,7 @@ async def test_a_secret_stays_until_the_last_pod_that_names_it_is_gone(
     for job in JOBS[1::2]:
         del stored["pods", f"makeway-{job}-1-0"]
     collect(stored)
-    replica.now += AWAY_SECONDS
+    replica.now += UNREACHABLE_PAUSE
     for _ in range(3):
         for job in JOBS[::2]:
             try:
@@ -369,7 +369,7 @@ async def test_the_start_of_a_gang_breaks_off_where_a_watch_finds_the_api_server
     created = sum(kind == "pods" for kind, _ in stored)
     assert 0 < created < 20
     assert await backend.unfinished() == {"gang"}
-    backend.now += AWAY_SECONDS
+    backend.now += UNREACHABLE_PAUSE
     backend.server.asked.clear()
     await backend.start(order("gang", 20))
     assert backend.server.asked.count(f"POST {PODS}") == 20 - created

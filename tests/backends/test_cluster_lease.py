@@ -348,7 +348,7 @@ async def test_a_service_that_begins_while_leases_do_not_answer_acts_once_they_d
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with a webhook for leases that hangs while all else of the API server answers."""
-    monkeypatch.setattr(kubernetes_backend, "OPEN_SECONDS", 0.05)
+    monkeypatch.setattr(kubernetes_backend, "OPEN_TIMEOUT", 0.05)
     monkeypatch.setattr(cluster_lease, "RENEW_SECONDS", 0.0)
     answers = asyncio.Event()
 

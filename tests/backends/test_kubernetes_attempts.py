@@ -31,7 +31,7 @@ from makeway_quota.backends.kubernetes.api.connection import Connection
 from makeway_quota.backends.kubernetes.api.health_check import HEALTH_CHECK_TIMING, HealthCheck, HealthCheckTiming
 from makeway_quota.backends.kubernetes.attempts.pod_attempt import MAX_RECREATIONS, PodAttempt
 from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
-from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS, GONE_SECONDS, KubernetesBackend
+from makeway_quota.backends.kubernetes.backend import KEEP_GONE_PODS, UNREACHABLE_PAUSE, KubernetesBackend
 from makeway_quota.backends.kubernetes.pods.manifest import TOKEN
 from makeway_quota.backends.remote.backend import REPORT_GRACE
 from makeway_quota.backends.remote.workers import WorkerStatus
@@ -60,7 +60,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
 async def test_the_service_begins_without_an_api_server_that_is_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("makeway_quota.backends.kubernetes.backend.OPEN_SECONDS", 0.2)
+    monkeypatch.setattr("makeway_quota.backends.kubernetes.backend.OPEN_TIMEOUT", 0.2)
     store = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
     server = ApiServer()
     server.answer = away
@@ -83,7 +83,7 @@ async def test_the_service_begins_without_an_api_server_that_is_down(
 async def test_the_service_does_not_begin_where_it_may_not_read_the_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("makeway_quota.backends.kubernetes.backend.OPEN_SECONDS", 0.2)
+    monkeypatch.setattr("makeway_quota.backends.kubernetes.backend.OPEN_TIMEOUT", 0.2)
     store = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
     server = ApiServer()
 
@@ -116,11 +116,11 @@ async def test_a_follower_does_not_keep_what_only_the_leader_forgets(backend: Ba
         backend.hear("ADDED", pod(f"j{number}"))
         backend.hear("DELETED", pod(f"j{number}", "Succeeded"))
     assert len(await backend.phases()) == 20
-    backend.now += GONE_SECONDS
+    backend.now += KEEP_GONE_PODS
     assert await backend.phases() == {}
     leads = True
     backend.hear("DELETED", pod("j21"))
-    backend.now += 2 * GONE_SECONDS
+    backend.now += 2 * KEEP_GONE_PODS
     assert set(await backend.phases()) == {"j21"}, "a leader has to hear of it, however late"
 
 
@@ -162,7 +162,7 @@ async def test_an_api_server_that_hangs_is_waited_for_once(backend: Backend) -> 
             await backend.remove(f"j{number}", 1)
     assert len(backend.server.asked) <= 4, "the pods of one attempt, at the same time, and nothing after that"
     backend.server.answer = lambda method, path: None
-    backend.now += AWAY_SECONDS
+    backend.now += UNREACHABLE_PAUSE
     await backend.start(order("new0"))
 
 
@@ -212,7 +212,7 @@ async def test_a_start_that_broke_off_is_unfinished_until_its_workers_report_or_
     for job in ("j1", "j2", "j3"):
         with pytest.raises(BackendUnavailable):
             await backend.start(order(job))
-        backend.now += AWAY_SECONDS
+        backend.now += UNREACHABLE_PAUSE
     for job in ("j1", "j2"):
         backend.hear("ADDED", pod(job))
     backend.now += 3600.0
@@ -342,7 +342,7 @@ async def test_an_order_that_takes_too_long_is_given_again_later_and_does_not_be
     there["spec"] |= created[0]["spec"]
     backend.hear("ADDED", there)
     assert (await backend.seen("j1")).start_broke_off
-    backend.now += AWAY_SECONDS
+    backend.now += UNREACHABLE_PAUSE
     hangs.set()
     backend.server.asked.clear()
     await backend.start(order("j1", workers=2))

@@ -397,7 +397,7 @@ EDITS = (
     ),
     Edit(
         "cycle/relocation.py",
-        "return find(pool, group.need, True) if in_future else ()",
+        "return find_placement(pool, group.need, True) if in_future else ()",
         "return ()",
         "nothing starts where a victim in quota returns",
     ),
@@ -409,7 +409,7 @@ EDITS = (
     ),
     Edit(
         "cycle/relocation.py",
-        "find(pool, group.need) or _beside_workers_that_stay(cluster, workload, pool)",
+        "find_placement(pool, group.need) or _beside_workers_that_stay(cluster, workload, pool)",
         "find(pool, group.need)",
         "a gang goes on beside those of its workers that can stay",
     ),

@@ -8,7 +8,7 @@ import pytest
 from makeway_quota.engine import GPU, Node, Pool, Profile, Snapshot, TeamQuota, Workload
 from makeway_quota.engine.index.capacity import NodeCapacity
 from makeway_quota.engine.index.cluster import Cluster
-from makeway_quota.engine.placement.fit import find
+from makeway_quota.engine.placement.fit import find_placement
 from makeway_quota.engine.placement.packing import Packing
 from makeway_quota.engine.request import Shape
 
@@ -127,8 +127,8 @@ def test_the_engine_places_by_it_within_cpu_and_model() -> None:
     pool, went = cluster.pools["p"], []
     for at, name in enumerate(["picky", "plain", "plain", "plain", "plain", "plain", "eight"]):
         workload = Workload(f"w{at}", "t", name)
-        parts = find(pool, cluster.need(workload))
+        parts = find_placement(pool, cluster.need(workload))
         cluster.start(workload, cluster.need(workload), parts)
         went.append(parts[0].node.node.name)
     assert went == ["b1", "b1", "b1", "b1", "b1", "b1", "a1"], "blocks of eight stay whole"
-    assert [part.node.node.name for part in find(pool, cluster.need(Workload("w", "t", "eight")))] == ["a2"]
+    assert [part.node.node.name for part in find_placement(pool, cluster.need(Workload("w", "t", "eight")))] == ["a2"]

@@ -40,7 +40,7 @@ def test_the_cheapest_node_is_chosen_though_few_are_scored(monkeypatch: pytest.M
         all_of_them = [
             victim_ranking.Ranked(scored[0], node.position, scored[1])
             for node in preemptor.pool.nodes
-            if node.position not in without and (scored := ranking._judge(preemptor, node.position))
+            if node.position not in without and (scored := ranking._best_set_at(preemptor, node.position))
         ]
         assert chosen == min(all_of_them, key=lambda ranked: ranked[:2], default=None)
         seen["several" if len(all_of_them) > 1 else "one"] += 1

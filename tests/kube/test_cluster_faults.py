@@ -88,7 +88,7 @@ async def test_a_service_that_starts_while_the_api_server_is_down_serves(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It knows its jobs from the database, says why it decides nothing, and goes on when the cluster can be read."""
-    monkeypatch.setattr("makeway_quota.backends.kubernetes.backend.OPEN_SECONDS", 3.0)
+    monkeypatch.setattr("makeway_quota.backends.kubernetes.backend.OPEN_TIMEOUT", 3.0)
     async with serving.running():
         job = await serving.submit("ana", "long", "sh", "-c", "echo one; sleep 20; echo two")
         await serving.says(job, "one")

@@ -23,7 +23,7 @@ from makeway_quota.backends.base import (
 from makeway_quota.backends.kubernetes.api.client import ApiStatusError, Object
 from makeway_quota.backends.kubernetes.api.informer import Timing
 from makeway_quota.backends.kubernetes.attempts.start_errors import start_error
-from makeway_quota.backends.kubernetes.backend import AT_ONCE, KubernetesBackend
+from makeway_quota.backends.kubernetes.backend import MAX_CONCURRENT_CREATES, KubernetesBackend
 from makeway_quota.backends.kubernetes.cluster.nodes import toleration
 from makeway_quota.backends.kubernetes.pods.manifest import PodSettings, token_secret_of
 from makeway_quota.backends.remote.worker_hosts import WorkerHosts
@@ -172,9 +172,9 @@ async def test_the_pods_of_several_gangs_are_created_some_at_a_time(
 
     now: set[str] = set()
     monkeypatch.setattr(backend._client, "create", counted)
-    nodes = [f"simulated-{number:04d}" for number in range(10, 10 + AT_ONCE // 2)]
+    nodes = [f"simulated-{number:04d}" for number in range(10, 10 + MAX_CONCURRENT_CREATES // 2)]
     await asyncio.gather(*(backend.start(order(f"j-many-{number}", *nodes)) for number in range(3)))
-    assert max(open_requests) == AT_ONCE
+    assert max(open_requests) == MAX_CONCURRENT_CREATES
     assert len(cluster.api.items(PODS)) == 3 * len(nodes)
 
 

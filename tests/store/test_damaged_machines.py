@@ -102,7 +102,7 @@ def test_spend_that_cannot_be_read_is_added_up_again(sqlite_store: Store) -> Non
     end(sqlite_store, term, "m-1", at=START + 3600, spent={"2026-09": 3 * EURO, "2026-08": 5})
     end(sqlite_store, term, "m-2", at=START + 60, state="failed")
     damage(sqlite_store, "spend_months", "amount", "odd", "month = '2026-09'")
-    assert sqlite_store.machines.read("cloud").closed == {"2026-08": 5, "2026-09": 3 * EURO}
+    assert sqlite_store.machines.read("cloud").closed_spend == {"2026-08": 5, "2026-09": 3 * EURO}
     end(sqlite_store, term, "m-3", at=START + 1800, spent={"2026-09": EURO})
     assert sqlite_store.machines.spend("cloud")["2026-09"] >= 4 * EURO
 

@@ -27,7 +27,7 @@ class MirroredStore(CheckedStore):
         expected, result = super().read(deployment), self.database.machines.read(deployment)
         assert result.machines == tuple(sorted(expected.machines, key=attrgetter("id")))
         assert sorted(result.backoffs, key=attrgetter("key")) == sorted(expected.backoffs, key=attrgetter("key"))
-        assert (result.closed, result.first_seen) == (expected.closed, expected.first_seen)
+        assert (result.closed_spend, result.first_seen) == (expected.closed_spend, expected.first_seen)
         return result
 
     def commit(self, deployment: str, term: int, changes: MachineChanges) -> bool:
@@ -50,7 +50,7 @@ def play(seed: int, database: Store) -> None:
     history = StoredHistory(seed, database)
     history.play()
     kept = {row.id: row for row in database.machines.machines("cloud", limit=10_000)}
-    assert kept == history.store.every()
+    assert kept == history.store.all_machines()
     assert database.machines.live() == []
     told = database.machine_log.events("cloud", limit=10_000)
     assert {event.machine for event in told} == set(kept)

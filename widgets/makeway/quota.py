@@ -13,7 +13,7 @@ from .blocks import bundle, line
 from .connection import client, explained
 from .words import day_clock, typed
 
-SHOWN = 5
+MAX_NAMED_JOBS = 5
 """Ended jobs that are named"""
 
 
@@ -26,7 +26,7 @@ class Quota:
     @property
     def lines(self) -> list[str]:
         """Return one line with every quota, and then one for each ended job that keeps much."""
-        return [quota_line(self.report), *_to_delete(self.report)]
+        return [quota_line(self.report), *_deletion_hints(self.report)]
 
     def __repr__(self) -> str:
         return "\n".join(self.lines)
@@ -51,18 +51,18 @@ def delete(id: str, attempt: int | None = None) -> str:
 
 def quota_line(report: StorageReport) -> str:
     """Return what I keep, by kind, what my teams keep, and all, each with its quota, in one line."""
-    mine = f"You keep {_of(report.mine, report.person_limit)}{_by_kind(report.mine_kinds)}"
-    parts = [mine, *(_team(team) for team in report.teams), f"all keep {_of(report.whole, report.limit)}"]
+    mine = f"You keep {_of_limit(report.mine, report.person_limit)}{_by_kind(report.mine_kinds)}"
+    parts = [mine, *(_team(team) for team in report.teams), f"all keep {_of_limit(report.whole, report.limit)}"]
     return "; ".join(parts) + "."
 
 
 def _team(team: StorageTeam) -> str:
     mine = f", {size(team.mine)} of it yours"
     share = f" (at most {size(team.share_limit)})" if team.share_limit is not None else ""
-    return f"{plain(team.title or team.team)} keeps {_of(team.bytes, team.limit)}{mine}{share}"
+    return f"{plain(team.title or team.team)} keeps {_of_limit(team.bytes, team.limit)}{mine}{share}"
 
 
-def _of(bytes: int, limit: int | None) -> str:
+def _of_limit(bytes: int, limit: int | None) -> str:
     return size(bytes) if limit is None else f"{size(bytes)} of {size(limit)}"
 
 
@@ -71,13 +71,13 @@ def _by_kind(kinds: Mapping[str, int]) -> str:
     return f" ({named})" if named else ""
 
 
-def _to_delete(report: StorageReport) -> list[str]:
+def _deletion_hints(report: StorageReport) -> list[str]:
     if not report.largest:
         return ["None of your jobs has ended: there is nothing to delete."]
     lines = ["To keep less, delete ended jobs for good, with their files, logs, results and checkpoints:"]
-    for job in report.largest[:SHOWN]:
+    for job in report.largest[:MAX_NAMED_JOBS]:
         ended = day_clock(job.ended_at)
         lines.append(typed(f"`%delete {job.id}` frees {size(job.bytes)}: {plain(job.name)}, ended {ended}."))
-    if (more := len(report.largest) - SHOWN) > 0:
+    if (more := len(report.largest) - MAX_NAMED_JOBS) > 0:
         lines.append(f"… and {count(more, 'more job', 'more jobs')} on the page Storage.")
     return lines

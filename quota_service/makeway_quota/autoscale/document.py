@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 import yaml
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, StringConstraints
 
-from ..policy.issues import Issue, Loc, PolicyInvalid, Problem, did_you_mean, in_order, place, quote
+from ..policy.issues import Issue, Loc, PolicyInvalid, Problem, did_you_mean, quote, sorted_issues, text_of_loc
 from ..policy.quantities import Cores, Flag, Label, Mib, Name, Seconds, Title, Version, count
 from ..policy.source import Plain, UnreadableDocument, parse
 from ..policy.tables import Many, Table, Texts, problem, validate_partly, wrong
@@ -288,7 +288,9 @@ def read_deployment(
         deployment = top.as_value(Deployment, types=tuple(machine_type for _, machine_type in kinds))
         problems += provider_problems(deployment, [loc for loc, _ in kinds], stored=stored)
     if problems or deployment is None:
-        raise PolicyInvalid(in_order(Issue(file, source.line(loc), place(loc), message) for loc, message in problems))
+        raise PolicyInvalid(
+            sorted_issues(Issue(file, source.line(loc), text_of_loc(loc), message) for loc, message in problems)
+        )
     return deployment
 
 

@@ -108,7 +108,7 @@ def outlook(
     """
     asked = demand.pending[-1]
     sized = replace(deployment, paused=True) if deleting else deployment
-    money = count_money(deployment, rows.machines, rows.closed, now)
+    money = count_money(deployment, rows.machines, rows.closed_spend, now)
     sizing = size(sized, rows.machines, demand, rows.backoffs, money, now, boots, others)
     shared = tuple(row for one in others for row in one.machines)
     places = sizing.served.get(asked.workload, ())

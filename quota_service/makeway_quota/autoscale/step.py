@@ -25,7 +25,7 @@ from .retirement import StepTime, enforce, retire
 from .sizing import Launch, LaunchRefusal, size
 from .transitions import apply_event
 
-FAILURES: Mapping[str, FailureClass] = {
+FAILURE_OF_REASON: Mapping[str, FailureClass] = {
     "spin_up_timeout": "boot_failed",
     "init_failed": "boot_failed",
     "wrong_gpus": "boot_failed",
@@ -47,7 +47,7 @@ class MachineRows:
 
     machines: tuple[Machine, ...] = ()
     backoffs: tuple[LaunchBackoff, ...] = ()
-    closed: Mapping[str, int] = field(default_factory=dict)
+    closed_spend: Mapping[str, int] = field(default_factory=dict)
     first_seen: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -149,13 +149,13 @@ class StepResult:
     """the machines that are on their way for each workload; None where the demand was not known"""
     machines: tuple[Machine, ...] = ()
     """as they are after the step"""
-    emptied: str | None = None
+    drained_for_move: str | None = None
     """the machine that drains from now on so that its jobs are moved"""
     shared: tuple[Machine, ...] = ()
     """those of other deployments that were counted"""
 
 
-class _Work:
+class _StepState:
     """The rows while a step changes them."""
 
     def __init__(
@@ -194,7 +194,7 @@ class _Work:
             return
         self.machines[machine_id] = after
         if after.state != before.state:
-            self._learn(before, after)
+            self._update_backoffs(before, after)
         if after.finished:
             cost = {} if after.state == "failed" else self._cost(after)
             for month, amount in cost.items():
@@ -203,12 +203,12 @@ class _Work:
     def _cost(self, machine: Machine) -> dict[str, int]:
         return spent_by_month(machine, self.now, ZoneInfo(self.deployment.timezone))
 
-    def _learn(self, before: Machine, after: Machine) -> None:
-        failure = FAILURES.get(after.reason) if after.state == "terminating" else None
+    def _update_backoffs(self, before: Machine, after: Machine) -> None:
+        failure = FAILURE_OF_REASON.get(after.reason) if after.state == "terminating" else None
         if after.market == "spot" and after.reason in SPOT_LOSSES and before.state != "terminating":
             failure = "spot_lost"
         if failure is not None:
-            self.hold_back(after, failure)
+            self.back_off(after, failure)
         if after.state in ("joining", "ready"):  # one that boots may be listed only until its launch fails
             over: FailureClass = "stock_out" if after.state == "joining" else "boot_failed"
             self.backoffs = [
@@ -217,7 +217,7 @@ class _Work:
                 if one.failure != over or not one.covers(after.type, after.zone, after.market)
             ]
 
-    def hold_back(self, machine: Machine, failure: FailureClass) -> None:
+    def back_off(self, machine: Machine, failure: FailureClass) -> None:
         """Hold back launches like that of a machine."""
         back = backoff_after_failure(self.backoffs, machine.type, machine.zone, machine.market, failure, self.now)
         self.backoffs = [*(one for one in self.backoffs if one.key != back.key), back]
@@ -285,17 +285,17 @@ def step(
     """
     deployment = replace(deployment, paused=True) if deleting else deployment
     rows = store.read(deployment.name) if rows is None else rows
-    work = _Work(deployment, rows, leader.term, seen.now, seen.clock_step)
+    work = _StepState(deployment, rows, leader.term, seen.now, seen.clock_step)
     for machine_id, report in seen.reports:
         work.apply_event(machine_id, report)
     orphans = _take_lists(work, seen)
     for machine_id in list(work.machines):
         work.apply_event(machine_id, MachineEvent("tick", at=seen.observing_since))
-    money = work.money(rows.closed)
+    money = work.money(rows.closed_spend)
     enforced = list(enforce(deployment, work.machines.values(), money, seen.now))
     for machine, decided in enforced:
         work.apply_event(machine.id, decided)
-    money = work.money(rows.closed) if enforced else money
+    money = work.money(rows.closed_spend) if enforced else money
     unserved: tuple[PendingWork, ...] = ()
     refusals: tuple[LaunchRefusal, ...] = ()
     served: Mapping[str, tuple[str, ...]] | None = None
@@ -328,7 +328,7 @@ def step(
     )
 
 
-def _take_lists(work: _Work, seen: StepInput) -> list[Instance]:
+def _take_lists(work: _StepState, seen: StepInput) -> list[Instance]:
     orphans: dict[str, Instance] = {}
     for listed in seen.lists:
         result = match_instances(work.deployment, work.machines.values(), listed, work.first_seen)
@@ -339,7 +339,7 @@ def _take_lists(work: _Work, seen: StepInput) -> list[Instance]:
     return list(orphans.values())
 
 
-def _calls(work: _Work, seen: StepInput) -> list[ProviderCall]:
+def _calls(work: _StepState, seen: StepInput) -> list[ProviderCall]:
     """Return the calls that the rows ask for, each noted in its row before."""
     calls = []
     waiting = any(one.active(seen.now) and one.type == "*" for one in work.backoffs)
@@ -362,7 +362,7 @@ def _due(called: float | None, retry: float, now: float) -> bool:
     return called is None or not 0 <= now - called < retry
 
 
-def _overdue(work: _Work) -> Iterable[str]:
+def _overdue(work: _StepState) -> Iterable[str]:
     for machine in work.machines.values():
         if machine.overdue(work.now, work.timeouts(machine.type)):
             yield machine.id
@@ -377,7 +377,7 @@ def answer(
 ) -> bool:
     """Commit the answers of calls, each with the time when it was started; False if nothing was written."""
     rows = store.read(deployment.name)
-    work = _Work(deployment, rows, term, now)
+    work = _StepState(deployment, rows, term, now)
     for call, started, result in answers:
         if call.machine is None:
             continue
@@ -387,7 +387,7 @@ def answer(
         for event in _meaning(call, min(started, now), result):
             work.apply_event(row.id, event)
         if isinstance(result, ProviderError) and (call.kind == "launch" or result.failure in WHOLE_DEPLOYMENT):
-            work.hold_back(row, result.failure)
+            work.back_off(row, result.failure)
     changes = work.changes()
     return not changes or store.commit(deployment.name, term, changes)
 

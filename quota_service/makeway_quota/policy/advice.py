@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .issues import Issue, Problem, place
+from .issues import Issue, Problem, text_of_loc
 from .members import member_problems
 from .source import UnreadableDocument, parse
 
@@ -28,7 +28,7 @@ def warnings(text: str, file: str = "policy.yaml") -> list[Issue]:
         return []
     problems = [*member_problems(source.value), *_caught_signals(source.value)]
     result = sorted(problems, key=lambda problem: source.line(problem[0]) or 0)
-    return [Issue(file, source.line(loc), place(loc), message) for loc, message in result]
+    return [Issue(file, source.line(loc), text_of_loc(loc), message) for loc, message in result]
 
 
 def _caught_signals(document: Any) -> Iterator[Problem]:

@@ -36,7 +36,7 @@ class PolicyInvalid(Exception):
         self.issues = issues
 
 
-def in_order(issues: Iterable[Issue]) -> list[Issue]:
+def sorted_issues(issues: Iterable[Issue]) -> list[Issue]:
     """Return issues by line, at most MAX_ISSUES and one that counts the rest."""
     result = sorted(issues, key=lambda issue: (issue.line or 0, issue.where))
     if len(result) <= MAX_ISSUES:
@@ -45,7 +45,7 @@ def in_order(issues: Iterable[Issue]) -> list[Issue]:
     return [*result[:MAX_ISSUES], more]
 
 
-def place(loc: Loc) -> str:
+def text_of_loc(loc: Loc) -> str:
     """Return a place as text: `policies[1].quotas[0].reserved`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part[:60]}" for part in loc).removeprefix(".")
 

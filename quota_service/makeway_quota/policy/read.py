@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from ..engine.snapshot import Pool, Profile, Settings, TeamQuota
 from .check import WITHOUT_EFFECT, Entries, check
 from .document import Document, PoolFacts, ProfileFacts, TeamFacts
-from .issues import Issue, Loc, PolicyInvalid, Problem, in_order, place, quote
+from .issues import Issue, Loc, PolicyInvalid, Problem, quote, sorted_issues, text_of_loc
 from .models import DocumentPool, DocumentProfile, DocumentSettings, DocumentTable, DocumentTeamQuota
 from .source import Source, UnreadableDocument, parse
 from .tables import ENOUGH, Table, validate_partly
@@ -46,7 +46,9 @@ def read(text: str, file: str = "policy.yaml", sizes: Sizes | None = None, *, st
     result = islice((problem for problem in checked if not (stored and problem[1] in WITHOUT_EFFECT)), ENOUGH)
     problems = reader.problems + [problem for problem in result if not reader.has_problem_at(problem[0])]
     if problems:
-        raise PolicyInvalid(in_order(Issue(file, source.line(loc), place(loc), message) for loc, message in problems))
+        raise PolicyInvalid(
+            sorted_issues(Issue(file, source.line(loc), text_of_loc(loc), message) for loc, message in problems)
+        )
     return document
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import yaml
 
-from .issues import Issue, Loc, in_order, quote
+from .issues import Issue, Loc, quote, sorted_issues
 
 MAX_DEPTH = 20
 NULLS = frozenset(("", "~", "null", "Null", "NULL"))
@@ -38,7 +38,7 @@ class UnreadableDocument(Exception):
 
     def issues(self, file: str) -> list[Issue]:
         """Return the problems as issues of a file."""
-        return in_order(Issue(file, line, "", message) for line, message in self.problems)
+        return sorted_issues(Issue(file, line, "", message) for line, message in self.problems)
 
 
 class Source:

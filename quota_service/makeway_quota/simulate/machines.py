@@ -100,7 +100,7 @@ class SimulatedDeployment:
             now, self._listening, work, lists, reports, boots=self._boots, moved_at=self._moved_at, others=beside
         )
         result = cycle(self.store, self._provider, self.deployment, seen, self._leader)
-        if result.emptied is not None:
+        if result.drained_for_move is not None:
             self._moved_at = now
         self._used = frozenset(row.id for row in self.machines if work is None or work.used(row.id))
         codes = {one.code for one in result.refusals}
@@ -177,7 +177,7 @@ class SimulatedDeployment:
     def uses(self, now: float) -> Iterator[MachineUse]:
         """Yield what each type was used for until now."""
         zone = ZoneInfo(self.deployment.timezone)
-        every = [row for row in self.store.every().values() if row.state != "failed"]
+        every = [row for row in self.store.all_machines().values() if row.state != "failed"]
         for machine_type in self.deployment.types:
             rows = [row for row in every if row.type == machine_type.name]
             ends = [(row, row.since if row.finished else now) for row in rows]

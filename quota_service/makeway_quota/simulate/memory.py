@@ -80,12 +80,12 @@ class MemoryMachineStore:
         self.rows: dict[str, Machine] = {}
         self.finished: dict[str, Machine] = {}
         self.backoffs: tuple[LaunchBackoff, ...] = ()
-        self.closed: dict[str, int] = {}
+        self.closed_spend: dict[str, int] = {}
         self.first_seen: dict[str, float] = {}
 
     def read(self, deployment: str) -> MachineRows:
         """Return the rows as they are committed."""
-        return MachineRows(tuple(self.rows.values()), self.backoffs, dict(self.closed), dict(self.first_seen))
+        return MachineRows(tuple(self.rows.values()), self.backoffs, dict(self.closed_spend), dict(self.first_seen))
 
     def commit(self, deployment: str, term: int, changes: MachineChanges) -> bool:
         """Write all changes or none; False if the term is over, or a row or the document has changed meanwhile."""
@@ -105,9 +105,9 @@ class MemoryMachineStore:
         if changes.first_seen is not None:
             self.first_seen = dict(changes.first_seen)
         for month, amount in changes.spent.items():
-            self.closed[month] = self.closed.get(month, 0) + amount
+            self.closed_spend[month] = self.closed_spend.get(month, 0) + amount
         return True
 
-    def every(self) -> dict[str, Machine]:
+    def all_machines(self) -> dict[str, Machine]:
         """Return all machines by id, those that are finished first."""
         return {**self.finished, **self.rows}

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pydantic import ValidationError
 
 from ..engine import Snapshot
-from ..policy.issues import Issue, Loc, Problem, did_you_mean, in_order, place, quote
+from ..policy.issues import Issue, Loc, Problem, did_you_mean, quote, sorted_issues, text_of_loc
 from ..policy.source import UnreadableDocument, parse
 from ..policy.tables import Table, explain
 from .models import SnapshotTable
@@ -34,7 +34,9 @@ def read_snapshot(text: str, file: str = "snapshot") -> Snapshot:
     except ValidationError as invalid:
         problems = explain(SnapshotTable, invalid)
     if problems:
-        raise SnapshotError(in_order(Issue(file, source.line(loc), place(loc), message) for loc, message in problems))
+        raise SnapshotError(
+            sorted_issues(Issue(file, source.line(loc), text_of_loc(loc), message) for loc, message in problems)
+        )
     return table.as_value(Snapshot)
 
 

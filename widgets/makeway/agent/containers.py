@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ..launcher.files import read_json, write_json
 from .environment import KEPT_PREFIXES, NO_GPUS
-from .starter import beside, read_record
+from .starter import agent_file_of, read_record
 
 RUNTIMES = ("podman", "docker")
 AGENT_LABEL, FOLDER_LABEL = "makeway.agent", "makeway.folder"
@@ -255,7 +255,7 @@ def remove(runtime: str, name: str) -> None:
 
 
 def _keep_end(folder: str, logs: subprocess.CompletedProcess[str], words: list[str]) -> None:
-    with contextlib.suppress(OSError), open(beside(folder, "err"), "a", encoding="utf-8") as file:
+    with contextlib.suppress(OSError), open(agent_file_of(folder, "err"), "a", encoding="utf-8") as file:
         file.write(logs.stderr[-4000:])
         if words[1] == "true":
             file.write("the container was out of memory\n")

@@ -29,14 +29,14 @@ GIVEN_UP = 124
 """The exit code of a start that another try does not help"""
 
 
-def beside(folder: str, name: str) -> str:
+def agent_file_of(folder: str, name: str) -> str:
     """Return the path of a file of the agent about a worker: not in its folder, where a job may put anything."""
     return f"{folder}.{name}"
 
 
 def read_record(folder: str) -> dict[str, Any]:
     """Return who the launcher of a folder is; empty where none is known."""
-    path = beside(folder, "json")
+    path = agent_file_of(folder, "json")
     return read_json(path if os.path.lexists(path) else os.path.join(folder, EARLIER_RECORD))
 
 
@@ -46,8 +46,8 @@ def start_worker(folder: str) -> int:
     if not data:
         return NOT_STARTED  # the agent was killed meanwhile: the next one starts it
     order = json.loads(data)
-    record = beside(folder, "json")
-    with open(beside(folder, "lock"), "ab") as lock:
+    record = agent_file_of(folder, "json")
+    with open(agent_file_of(folder, "lock"), "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if read_record(folder):
             return 0
@@ -55,11 +55,11 @@ def start_worker(folder: str) -> int:
         if order["image"]:
             return _start_container(folder, order, record)
         env, arguments = _environment(folder, order), [sys.executable, *FLAGS, launcher(), "--remote"]
-        reading = _pipe_with(order["token"])
+        token_fd = _pipe_with(order["token"])
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        kept = {name: order[name] for name in ("devices", "job", "attempt", "worker")}
-        write_json(record, {**own_record(), **kept})
-        env["MAKEWAY_ATTEMPT_TOKEN_FD"] = str(reading)
+        order_fields = {name: order[name] for name in ("devices", "job", "attempt", "worker")}
+        write_json(record, {**own_record(), **order_fields})
+        env["MAKEWAY_ATTEMPT_TOKEN_FD"] = str(token_fd)
         os.execve(sys.executable, arguments, env)
 
 
@@ -73,9 +73,9 @@ def _start_container(folder: str, order: dict[str, Any], record: str) -> int:
         env = containers.container_environment(_environment(folder, order), order)
         command = ["python3", *FLAGS, launcher(), "--remote"]
         pid = containers.start(container, folder, {**order, "programs": source_folder()}, env, command)
-        kept = {name: order[name] for name in ("devices", "job", "attempt", "worker")}
+        order_fields = {name: order[name] for name in ("devices", "job", "attempt", "worker")}
         named = {"pid": pid, "ticks": start_time(pid), "boot": boot_id()}
-        write_json(record, {**named, **kept, "container": container.name, "runtime": container.runtime})
+        write_json(record, {**named, **order_fields, "container": container.name, "runtime": container.runtime})
     except containers.ContainerProblem as problem:
         print(problem, file=sys.stderr)
         return GIVEN_UP if problem.last else NOT_STARTED
@@ -116,7 +116,7 @@ def _environment(folder: str, order: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def ended_with(folder: str) -> int | None:
+def recorded_exit_code(folder: str) -> int | None:
     """Return the exit code that the launcher of a folder has left; None where it has left none."""
     end = read_json(os.path.join(folder, TERMINATION)).get("exit")
     code = end.get("exit_code") if isinstance(end, dict) else None

@@ -21,7 +21,7 @@ from ..launcher.removal import remove_tree
 from .init_script import is_running
 from .machine_folder import MachineFolder
 from .programs import AGENT, FLAGS, source_folder
-from .starter import GIVEN_UP, beside, ended_with, read_record
+from .starter import GIVEN_UP, agent_file_of, read_record, recorded_exit_code
 from .worker_order import MachineOrders, WorkerOrder, valid_key
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class MachineWorkers:
         worker.next_try = self._clock() + RETRY_SECONDS
         try:
             os.makedirs(worker.folder, mode=0o700, exist_ok=True)
-            with open(beside(worker.folder, "err"), "ab") as errors:
+            with open(agent_file_of(worker.folder, "err"), "ab") as errors:
                 worker.process = _process("--start-worker", worker.folder, errors, stdin=subprocess.PIPE)
             assert worker.process.stdin is not None
             with contextlib.suppress(BrokenPipeError), worker.process.stdin as stdin:
@@ -215,7 +215,7 @@ class MachineWorkers:
         except OSError as error:
             self._log(f"{_named(worker.key)}: its credentials are still there: {error}")
         worker.process = None
-        worker.exit_code = ended_with(worker.folder)
+        worker.exit_code = recorded_exit_code(worker.folder)
         worker.exit_code = code if worker.exit_code is None else worker.exit_code
         worker.state = "exited"
         shown = "unknown" if worker.exit_code is None else worker.exit_code
@@ -259,7 +259,7 @@ class MachineWorkers:
         try:
             for name in ("json", "err", "lock"):
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(beside(worker.folder, name))
+                    os.unlink(agent_file_of(worker.folder, name))
             self._folder.discard(worker.folder)
         except OSError as error:
             self._log(f"{_named(worker.key)}: its folder is still there: {error}")
@@ -337,7 +337,7 @@ def _named(key: WorkerKey) -> str:
 def _last_line(folder: str) -> str:
     """Return the last line that a launcher wrote to standard error."""
     with contextlib.suppress(OSError):
-        with open(beside(folder, "err"), "rb") as file:
+        with open(agent_file_of(folder, "err"), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 2000))
             lines = file.read().decode("utf-8", "replace").strip().splitlines()
         return f"({lines[-1][:MAX_MESSAGE]})" if lines else ""

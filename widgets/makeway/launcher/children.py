@@ -21,9 +21,9 @@ class Children:
 
     def __init__(self) -> None:
         self.workers: list[int] = []
-        self.codes: dict[int, int] = {}
+        self.exit_codes: dict[int, int] = {}
         """Exit codes of the workers that ended, negative for a signal, in the order of their ends."""
-        self.alone = False
+        self.no_descendants = False
         """Whether no descendant of this process is left."""
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -36,7 +36,7 @@ class Children:
         failure, failure_end = os.pipe()
         pid = os.fork()
         if pid == 0:
-            _become(command, env, output_end, failure_end)
+            _exec_worker(command, env, output_end, failure_end)
         os.close(output_end)
         os.close(failure_end)
         self.workers.append(pid)
@@ -68,21 +68,21 @@ class Children:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                self.alone = True
+                self.no_descendants = True
                 return
             if pid == 0:
                 return
             if pid in self.workers:
-                self.codes[pid] = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+                self.exit_codes[pid] = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
     def kill_everything(self) -> None:
         """Kill the groups and all other descendants until none is left, for KILL_SECONDS at most."""
         ends = time.monotonic() + KILL_SECONDS
         self.reap()
-        while not self.alone and time.monotonic() < ends:
+        while not self.no_descendants and time.monotonic() < ends:
             for pid in self.workers:
                 with contextlib.suppress(OSError):
-                    if pid not in self.codes:
+                    if pid not in self.exit_codes:
                         os.killpg(pid, signal.SIGKILL)
             for pid in _descendants():
                 with contextlib.suppress(OSError):
@@ -92,12 +92,12 @@ class Children:
 
     def exit_code(self) -> int:
         """Return the attempt's exit code: a worker's own failure first, then a kill, then 75 (saved and ended)."""
-        codes = [*self.codes.values(), *(-signal.SIGKILL for pid in self.workers if pid not in self.codes)]
+        codes = [*self.exit_codes.values(), *(-signal.SIGKILL for pid in self.workers if pid not in self.exit_codes)]
         failed = [code for code in codes if code not in (0, 75, -signal.SIGKILL)]
         return failed[0] if failed else min(codes) if -signal.SIGKILL in codes else max(codes)
 
 
-def _become(command: list[str], env: dict[str, str], output: int, failure: int) -> NoReturn:
+def _exec_worker(command: list[str], env: dict[str, str], output: int, failure: int) -> NoReturn:
     """Turn this child into the worker; never returns."""
     try:
         os.setsid()
@@ -124,9 +124,9 @@ def _descendants() -> list[int]:
         if name.isdigit() and (process := stat(int(name))) is not None:
             children.setdefault(process.parent, []).append(int(name))
     descendants: list[int] = []
-    ahead = [os.getpid()]
-    while ahead:
-        below = children.get(ahead.pop(), [])
-        descendants += below
-        ahead += below
+    unvisited = [os.getpid()]
+    while unvisited:
+        children_of_pid = children.get(unvisited.pop(), [])
+        descendants += children_of_pid
+        unvisited += children_of_pid
     return descendants

@@ -128,7 +128,7 @@ class NoticeDelivery:
         saves = [alive for listeners in self._listeners.values() for alive in listeners.saving()]
         if any(saves) or (is_saving and not saves) or self._has_just_saved():
             return False
-        ended = self._children.codes
+        ended = self._children.exit_codes
         remaining = [
             one for pid, one in self._listeners.items() if pid not in ended or self._children.group_is_alive(pid)
         ]
@@ -169,7 +169,7 @@ class NoticeDelivery:
 
     def _running(self) -> list[tuple[int, Listeners]]:
         """Return the workers that have not ended, by pid."""
-        return [(pid, listeners) for pid, listeners in self._listeners.items() if pid not in self._children.codes]
+        return [(pid, listeners) for pid, listeners in self._listeners.items() if pid not in self._children.exit_codes]
 
 
 def _is_done(listeners: Listeners) -> bool:

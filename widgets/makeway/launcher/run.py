@@ -186,12 +186,12 @@ class Run:
                 os.close(self.started)
         self.transport.begin(self.attempt)
         self._wait()
-        running = [pid for pid in self.children.workers if pid not in self.children.codes]
+        running = [pid for pid in self.children.workers if pid not in self.children.exit_codes]
         self.children.kill_everything()
         self._remove_credentials()
         self._drain()
         if self.lingered:
-            self.children.codes.update(dict.fromkeys(running, SAVED_AND_LEFT))
+            self.children.exit_codes.update(dict.fromkeys(running, SAVED_AND_LEFT))
         return self._report(self._exit_code())
 
     def _remove_credentials(self) -> None:
@@ -280,7 +280,7 @@ class Run:
         """Whether the workers that are left wait for one of their gang that has failed, as in a collective."""
         failed = self._failed()
         if failed is not None:
-            rank, code = self._ranks.get(failed, "0"), self.children.codes[failed]
+            rank, code = self._ranks.get(failed, "0"), self.children.exit_codes[failed]
         elif (elsewhere := self.transport.failed_rank()) is not None:
             rank, code = elsewhere
         else:
@@ -299,14 +299,14 @@ class Run:
 
     def _failed(self) -> int | None:
         """Return the worker that failed first; None without one. Our own signal is no failure."""
-        for worker, code in self.children.codes.items():
+        for worker, code in self.children.exit_codes.items():
             if code not in (0, SAVED_AND_LEFT) and not self._is_ours(code) and not self.delivery.has_saved(worker):
                 return worker
         return None
 
     def _exited(self) -> list[str]:
         """Return the ranks of a gang whose workers have exited without an error."""
-        ended = [worker for worker, code in self.children.codes.items() if code in (0, SAVED_AND_LEFT)]
+        ended = [worker for worker, code in self.children.exit_codes.items() if code in (0, SAVED_AND_LEFT)]
         return [self._ranks[worker] for worker in ended if worker in self._ranks]
 
     def _warn_of_slow_saves(self) -> None:
@@ -358,9 +358,9 @@ class Run:
 
         A shell that our own signal ended does not count while a process that it started is still saving.
         """
-        if self.children.alone:
+        if self.children.no_descendants:
             return True
-        codes = list(self.children.codes.values())
+        codes = list(self.children.exit_codes.values())
         if not self.notice:
             return len(codes) == len(self.children.workers) or any(codes)
         if len(codes) < len(self.children.workers):
@@ -383,7 +383,7 @@ class Run:
 
     def _exit_code(self) -> int:
         """Return the attempt's exit code; 0 where only this launcher ended a process whose result was kept already."""
-        codes = self.children.codes.values()
+        codes = self.children.exit_codes.values()
         ours = all(code == 0 or self._is_ours(code) or (self.killed and code == -signal.SIGKILL) for code in codes)
         if self.notice and not self.cancelled and not self.timed_out and ours and self._has_result():
             return 0
@@ -396,9 +396,9 @@ class Run:
 
         torchrun ends with 1 when its ranks end with 75, having sent SIGTERM to those that were slower.
         """
-        for worker, code in self.children.codes.items():
+        for worker, code in self.children.exit_codes.items():
             if code not in (0, -signal.SIGKILL) and self.delivery.has_saved(worker):
-                self.children.codes[worker] = SAVED_AND_LEFT
+                self.children.exit_codes[worker] = SAVED_AND_LEFT
 
     def _has_result(self) -> bool:
         return os.path.exists(self.attempt.path("result.pkl"))
@@ -448,7 +448,7 @@ class Run:
             return "stopped"
         failed = self._failed()
         rank = self._ranks.get(failed, "") if failed is not None else ""
-        own = self.children.codes[failed] if failed is not None else code
+        own = self.children.exit_codes[failed] if failed is not None else code
         notice = self.notice
         ending = Ending(
             code=code,

@@ -61,20 +61,20 @@ from .pods.worker_pods import WorkerPods
 
 log = logging.getLogger("makeway.kubernetes")
 
-OPEN_SECONDS = 20.0
+OPEN_TIMEOUT = 20.0
 """How long a service waits at its start for the first lists; then it begins without them."""
 REMOVAL_GRACE = 2
 """Seconds that a pod gets which is removed and has nothing to save, or had its notice and its grace before."""
 ZONE = "topology.kubernetes.io/zone"
 """The label of a node with its zone"""
-AT_ONCE = 16
+MAX_CONCURRENT_CREATES = 16
 """Pods that are created at the same time, of all attempts together: fewer than the client has connections."""
-AWAY_SECONDS = 10.0
+UNREACHABLE_PAUSE = 10.0
 """How long nothing is asked of an API server that did not answer: each request that waits for it holds up a cycle."""
-NOTICES_SECONDS = 5.0
+POLICY_CHECK_TIMEOUT = 5.0
 """How long the check of a policy document waits for what the API server says about its profiles."""
 NO_CLAIMS = "Its pods would not get their GPUs, and an administrator has to act"
-GONE_SECONDS = 300.0
+KEEP_GONE_PODS = 300.0
 """How long a follower remembers pods that are gone, of attempts without a report: only the leader forgets them."""
 
 
@@ -105,7 +105,7 @@ class KubernetesBackend(RemoteBackend):
         self._dead_nodes = DeadNodes(min(node_lost_after, lost_after), monotonic)
         self.lease: ClusterLease | None = None
         """of the database that this service acts for, once it is known"""
-        self._away_until = 0.0
+        self._unreachable_until = 0.0
         """until when the API server is not asked, as it did not answer (monotonic)"""
         self._wake: Callable[[], None] = lambda: None
         self.inventory = KubernetesInventory(
@@ -126,7 +126,7 @@ class KubernetesBackend(RemoteBackend):
             settings, self.inventory, tolerations, lambda *worker: self.channel.credentials(*worker)[0]
         )
         self._create = partial(create_once, client, settings)
-        self._creating = asyncio.Semaphore(AT_ONCE)
+        self._creating = asyncio.Semaphore(MAX_CONCURRENT_CREATES)
         self._tokens = TokenSecrets(partial(client.create, f"{self._namespace}/secrets"), settings.instance)
         self._removals = Removals(
             client, f"{self._namespace}/pods", settings.instance, lambda: self._may_act(), monotonic
@@ -137,7 +137,7 @@ class KubernetesBackend(RemoteBackend):
         self._event_reader = EventReader(client, settings.namespace, self._changed, monotonic)
         self._homes = Homes(client, settings.namespace, home, monotonic)
         self._claim_templates = ClaimTemplates(client, monotonic)
-        self._health_check = HealthCheck(client, self._answers, health_check_timing)
+        self._health_check = HealthCheck(client, self._on_health_change, health_check_timing)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -196,7 +196,7 @@ class KubernetesBackend(RemoteBackend):
         if self.lease is not None:
             self._tasks.append(asyncio.create_task(self.lease.run()))
         try:
-            async with asyncio.timeout(OPEN_SECONDS):
+            async with asyncio.timeout(OPEN_TIMEOUT):
                 if self.lease is not None:
                     await self.lease.tried.wait()
                 await self.inventory.open()
@@ -233,16 +233,16 @@ class KubernetesBackend(RemoteBackend):
         """Return what the pods of each attempt are together; None before the first complete list."""
         if not self.pods.synced or not self.inventory.synced:
             return None
-        self._sort()
+        self._take_pod_changes()
         reported = self.channel.worker_statuses()
         if not self._may_act():
-            self.attempt_pods.drop_last(GONE_SECONDS, reported)
+            self.attempt_pods.drop_last(KEEP_GONE_PODS, reported)
             self.attempt_pods.end_term()
             self._tokens.clear()
             self._removals.drop()
         usable = {name: node.ready for name, node in self.inventory.nodes.objects.items()}
         with self.quarantine.step("deleting pods that stay"):
-            self._removals.retry_due(self._listed, self._is_ending, self._check_reachable)
+            self._removals.retry_due(self._uid_of_listed, self._is_ending, self._check_reachable)
         with self.quarantine.step("looking for dead nodes"):
             self._dead_nodes.observe(self._node_states(), up_to_date=not self.problem)
         unrecorded = set[Key]()
@@ -260,7 +260,7 @@ class KubernetesBackend(RemoteBackend):
         if self._removals.undoing(key):
             raise BackendUnavailable("its pods of a start that was refused are being deleted")
         if self.attempt_pods.stranded(key):
-            raise self._anew(order)
+            raise self._discard_start(order)
         tokens = [self.channel.credentials(*key, number)[1] for number in range(len(order.workers))]
         start_tokens = self._tokens.for_start(key, tokens)
         try:
@@ -282,7 +282,7 @@ class KubernetesBackend(RemoteBackend):
             log.exception("The pods of %s cannot be described", attempt_name(order.workload, order.attempt))
             raise BackendError(f"Its pod cannot be made with the pod template of its profile: {error!r}") from error
 
-        self._sort()
+        self._take_pod_changes()
         there = {pod.name: pod.uid for pod in self.attempt_pods.of(key) if pod.tokens == start_tokens.secret.name}
 
         async def create(manifest: Object) -> Object:
@@ -302,14 +302,14 @@ class KubernetesBackend(RemoteBackend):
             pods = await run_all([create(with_mounts(manifest, mounts)) for manifest in manifests])
             named = {token_secret_of(pod) for pod in pods}
             if len(named) > 1 or start_tokens.before in named:
-                raise self._anew(order)
+                raise self._discard_start(order)
             await create_shared(self._create, self.settings, order, pods, self._creating)
             # Last, as no launcher runs without it: one that does has everything, wherever a start breaks off. Whole
             # attempts of other starts have theirs, or are stranded as soon as the kubelet misses it.
             if start_tokens.secret.name in named:
                 await start_tokens.written(pods)
         except (ApiStatusError, ApiUnreachable) as error:
-            raise self._broken_off(order, error, 0 if pods else len(manifests)) from error
+            raise self._start_failure(order, error, 0 if pods else len(manifests)) from error
         except BackendFull:  # nothing was created
             self._tokens.done(key)
             raise
@@ -317,7 +317,7 @@ class KubernetesBackend(RemoteBackend):
             self.attempt_pods.break_off(key)
             raise
         except asyncio.CancelledError:  # it took longer than this replica may act without looking again
-            self._note(ApiUnreachable(f"{SILENT} in time"))
+            self._note_unreachable(ApiUnreachable(f"{SILENT} in time"))
             self.attempt_pods.break_off(key)
             raise
         self._tokens.done(key)
@@ -325,15 +325,15 @@ class KubernetesBackend(RemoteBackend):
 
     async def remove(self, workload: str, attempt: int) -> None:
         """Delete the pods of an attempt; what belongs to them goes with them."""
-        self._sort()
+        self._take_pod_changes()
         pods = [(pod.name, pod.uid, self._grace(pod)) for pod in self.attempt_pods.of((workload, attempt))]
         try:
             await self._removals.delete(pods, self._check_reachable)
         except (ApiStatusError, ApiUnreachable) as error:
-            self._note(error)
+            self._note_unreachable(error)
             raise BackendUnavailable(str(error)) from error
         except asyncio.CancelledError:
-            self._note(ApiUnreachable(f"{SILENT} in time"))
+            self._note_unreachable(ApiUnreachable(f"{SILENT} in time"))
             raise
         self._tokens.done((workload, attempt))
         self.attempt_pods.show((workload, attempt))
@@ -390,7 +390,7 @@ class KubernetesBackend(RemoteBackend):
         """Return the profiles whose pods would not get their GPUs by the claims of their pod templates."""
         own = {"job": self.settings.namespace, "session": self._client.connection.namespace}
         try:
-            async with asyncio.timeout(NOTICES_SECONDS):
+            async with asyncio.timeout(POLICY_CHECK_TIMEOUT):
                 return await self._claim_templates.profile_problems(document, selectors(document), own)
         except (ApiStatusError, ApiUnreachable, TimeoutError) as error:
             log.info("The claim templates of profiles cannot be looked at: %s", error)
@@ -400,10 +400,10 @@ class KubernetesBackend(RemoteBackend):
         """Return why no notebook of a profile would get its GPUs by the claims of its pod template."""
         document = self._worker_pods.document
         definition = document.profile(profile) if document is not None else None
-        if document is None or definition is None or self.problem or self._monotonic() < self._away_until:
+        if document is None or definition is None or self.problem or self._monotonic() < self._unreachable_until:
             return ""
         try:
-            async with asyncio.timeout(NOTICES_SECONDS):
+            async with asyncio.timeout(POLICY_CHECK_TIMEOUT):
                 return await self._claim_templates.notebook_problem(
                     document, definition, selectors(document), self._client.connection.namespace
                 )
@@ -420,7 +420,7 @@ class KubernetesBackend(RemoteBackend):
                 return why
         return ""
 
-    def _listed(self, name: str) -> str | None:
+    def _uid_of_listed(self, name: str) -> str | None:
         """Return the UID of a pod that is listed."""
         pod = self.pods.objects.get(f"{self.settings.namespace}/{name}")
         return None if pod is None else pod.uid
@@ -451,50 +451,50 @@ class KubernetesBackend(RemoteBackend):
     def _changed(self) -> None:
         self._wake()
 
-    def _answers(self, answers: bool) -> None:
+    def _on_health_change(self, answers: bool) -> None:
         """Take up everything at once when the API server answers again; a leader hands over when it does not.
 
         It does so between two cycles, so nothing that the present one has requested is waited for.
         """
         if answers:
-            self._away_until = 0.0
+            self._unreachable_until = 0.0
             self.pods.ask_again()
             self.inventory.ask_again()
         else:
             self._client.abort_requests()
         self._changed()
 
-    def _sort(self) -> None:
+    def _take_pod_changes(self) -> None:
         self.attempt_pods.sort(self.pods.take(), self.pods.objects)
 
     def _check_reachable(self) -> None:
         """Raise BackendUnavailable where the API server is known not to answer: trying would hold up the cycle."""
-        if self.problem or self._monotonic() < self._away_until:
+        if self.problem or self._monotonic() < self._unreachable_until:
             raise BackendUnavailable(self.problem or SILENT)
 
-    def _note(self, error: BaseException) -> None:
+    def _note_unreachable(self, error: BaseException) -> None:
         """Remember for a while that the API server did not answer: nothing is asked of it then."""
         if isinstance(error, ApiUnreachable):
-            self._away_until = self._monotonic() + AWAY_SECONDS
+            self._unreachable_until = self._monotonic() + UNREACHABLE_PAUSE
 
-    def _broken_off(self, order: StartOrder, error: Exception, pods: int) -> BackendError:
+    def _start_failure(self, order: StartOrder, error: Exception, pods: int) -> BackendError:
         """Return why a start broke off. What was refused leaves no pods; without an answer, it goes on from there."""
-        self._note(error)
+        self._note_unreachable(error)
         key, result = (order.workload, order.attempt), start_error(error, pods)
         (self.attempt_pods.break_off if isinstance(result, BackendUnavailable) else self.attempt_pods.show)(key)
         if isinstance(error, ApiStatusError):  # also for a while: half a gang would keep what another one needs
             self._tokens.done(key)
-            self._undo(order)
+            self._remove_created_pods(order)
         return result
 
-    def _anew(self, order: StartOrder) -> BackendRefusal:
+    def _discard_start(self, order: StartOrder) -> BackendRefusal:
         """Delete the pods of a start that broke off, which get their tokens no more; return what to raise."""
         key = (order.workload, order.attempt)
         self.attempt_pods.break_off(key)
         self._tokens.done(key)
-        self._undo(order)
+        self._remove_created_pods(order)
         return BackendRefusal("its pods are of a start that broke off, and are made anew")
 
-    def _undo(self, order: StartOrder) -> None:
+    def _remove_created_pods(self, order: StartOrder) -> None:
         key = (order.workload, order.attempt)
         self._removals.undo(key, [pod_name(*key, number) for number in range(len(order.workers))])

@@ -278,7 +278,7 @@ class DeploymentDriver:
         self._proved_at = max((one.at for one in seen.lists if one.complete), default=self._proved_at)
         term.clock_step -= seen.clock_step
         self._machines, self.decided = result.machines, result.served is not None
-        if result.emptied is not None:
+        if result.drained_for_move is not None:
             term.moved_at = seen.now
         self._note(result)
         for call in result.calls:

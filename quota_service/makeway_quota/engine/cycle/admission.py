@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ..index.cluster import Cluster
 from ..index.groups import WorkloadGroup
 from ..index.nodes import Allocation, PoolState, WorkerPlacement
-from ..placement.fit import allowed, enough, find
+from ..placement.fit import find_placement, may_have_enough_gpus, within_limits
 from ..plan_builder import PlanBuilder
 from ..rules.consolidation import Moving, Rearrangement, consolidate
 from ..rules.reclaim import Choice, evict_all, reclaim, restore_all
@@ -33,13 +33,13 @@ def try_start(
     cluster = builder.cluster
     need = group.need
     mine = nominated if nominated and nominated[0].node.pool is pool and is_still_free(nominated, group) else ()
-    if not mine and not enough(pool, need):
+    if not mine and not may_have_enough_gpus(pool, need):
         return False
-    if len(mine) > need.min_workers and not allowed(cluster, group.account, pool, need.gpus * len(mine)):
+    if len(mine) > need.min_workers and not within_limits(cluster, group.account, pool, need.gpus * len(mine)):
         mine = mine[: need.min_workers]
-    if len(mine) <= need.min_workers and not allowed(cluster, group.account, pool, need.total):
+    if len(mine) <= need.min_workers and not within_limits(cluster, group.account, pool, need.total):
         return False
-    parts = mine or find(pool, need)
+    parts = mine or find_placement(pool, need)
     if not parts:
         return False
     _start(builder, group, workload, parts, in_quota)
@@ -117,10 +117,10 @@ def try_nominate(
     cluster = builder.cluster
     account, amount = group.account, group.need.total
     for pool in sorted(pools, key=lambda p: not nominated or nominated[0].node.pool is not p):
-        if not allowed(cluster, account, pool, amount, True):
+        if not within_limits(cluster, account, pool, amount, True):
             continue
         mine = nominated if nominated and nominated[0].node.pool is pool else ()
-        parts = mine or (find(pool, group.need, True) if not over_quota or group.nominated else ())
+        parts = mine or (find_placement(pool, group.need, True) if not over_quota or group.nominated else ())
         if parts:
             cluster.nominate(workload, group.need, parts)
             builder.nominate(workload, group, pool)
@@ -159,7 +159,11 @@ def _rights(
     cluster: Cluster, group: WorkloadGroup, workload: Workload, pool: PoolState, over_quota: bool
 ) -> list[Rights]:
     """Return the rights in a pool; none over quota where enough GPUs terminate, though not nominated for it."""
-    if over_quota and allowed(cluster, group.account, pool, group.need.total, True) and find(pool, group.need, True):
+    if (
+        over_quota
+        and within_limits(cluster, group.account, pool, group.need.total, True)
+        and find_placement(pool, group.need, True)
+    ):
         return []
     return rights_of(cluster, workload, group.account, pool, not over_quota)
 
@@ -236,7 +240,7 @@ def _carry_out(
         put_back(builder, allocation)
         builder.preemptors_of_withdrawn.setdefault(allocation.workload.id, set()).add(workload.id)
     if fresh:
-        parts = find(preemptor.pool, group.need, True)  # prefer GPUs that are free now to those that will be
+        parts = find_placement(preemptor.pool, group.need, True)  # prefer GPUs that are free now to those that will be
     if victims:
         builder.evict(preemptor, victims)
     for pool in (preemptor.pool, *[other for other in group.pools if other is not preemptor.pool]):

@@ -12,7 +12,7 @@ from ..index.cluster import Cluster
 from ..index.devices import pick
 from ..index.groups import WorkloadGroup
 from ..index.nodes import NodeState, PoolState, WorkerPlacement
-from ..placement.fit import allowed
+from ..placement.fit import within_limits
 from ..plan_builder import PlanBuilder
 from ..request import Need, may_run
 from ..snapshot import Workload
@@ -22,7 +22,7 @@ def await_nodes(builder: PlanBuilder, group: WorkloadGroup, workload: Workload, 
     """Nominate a workload in the first of these pools where it fits once nodes that boot are ready."""
     cluster, need = builder.cluster, group.need
     for pool in pools if need.total else ():
-        if not pool.booting or not allowed(cluster, group.account, pool, need.total, True):
+        if not pool.booting or not within_limits(cluster, group.account, pool, need.total, True):
             continue
         parts = find_when_ready(pool, need)
         if parts:

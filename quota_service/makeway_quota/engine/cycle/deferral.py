@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..index.cluster import Cluster
 from ..index.groups import WorkloadGroup, age
 from ..index.nodes import PoolState
-from ..placement.fit import allowed, find
+from ..placement.fit import find_placement, within_limits
 from ..plan import Code, Fact, Number
 from ..plan_builder import PlanBuilder
 from ..rules.consolidation import consolidate
@@ -91,7 +91,9 @@ def _ways(
     if group.non_preemptible:
         result += [(pool, ("reservation", "own_team_any_priority")) for pool in in_quota]
     for pool in group.pools if group.may_borrow else ():
-        coming = allowed(cluster, group.account, pool, group.total, True) and find(pool, group.need, True)
+        coming = within_limits(cluster, group.account, pool, group.total, True) and find_placement(
+            pool, group.need, True
+        )
         if pool.pool.name not in builder.holds and not coming:
             result += [(pool, rights) for rights in rights_of(cluster, workload, group.account, pool, False)]
     return result

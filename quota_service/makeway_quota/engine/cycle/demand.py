@@ -15,7 +15,7 @@ from ..index.devices import UNLIMITED, hosts
 from ..index.groups import WorkloadGroup
 from ..index.ledger import Account, LineState
 from ..index.nodes import PoolState
-from ..placement.fit import find, static_quota
+from ..placement.fit import find_placement, static_quota
 from ..placement.spare import surplus
 from ..plan import Demand
 from ..request import Need
@@ -281,7 +281,7 @@ class SoonFree:
         self._none: set[tuple[Need, str]] = set()
         """Requests and pools without room for one more."""
         asked = {(group.need, pool.pool.name): pool for group in waiting for pool in group.pools}
-        self._none.update((need, name) for (need, name), pool in asked.items() if find(pool, need))
+        self._none.update((need, name) for (need, name), pool in asked.items() if find_placement(pool, need))
 
     def take(self, group: WorkloadGroup, workload: Workload, allowance: Allowance) -> bool:
         """Nominate one of a group to the first room that it may have; False where there is none."""
@@ -292,7 +292,7 @@ class SoonFree:
                 continue
             if amount and static_quota(self.cluster, group.account, pool, amount, True) is not None:
                 continue
-            parts = find(pool, group.need, True)
+            parts = find_placement(pool, group.need, True)
             if parts:
                 self.cluster.nominate(workload, group.need, parts)
                 self._taken.append(workload)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..index.cluster import Cluster
 from ..index.groups import WorkloadGroup
 from ..index.nodes import Allocation
-from ..placement.fit import allowed, find
+from ..placement.fit import find_placement, within_limits
 from ..plan_builder import PlanBuilder
 
 
@@ -42,10 +42,10 @@ def _widen(cluster: Cluster, builder: PlanBuilder, allocation: Allocation) -> bo
         allocation.workload.non_preemptible,
     )
     may_borrow = not non_preemptible and account.team.weight != "None"
-    while len(allocation.parts) < allocation.need.workers and allowed(cluster, account, pool, need.gpus):
+    while len(allocation.parts) < allocation.need.workers and within_limits(cluster, account, pool, need.gpus):
         if not may_borrow and not cluster.ledger.in_quota(account, pool.pool.name, need.gpus, non_preemptible):
             break
-        parts = find(pool, need)
+        parts = find_placement(pool, need)
         if not parts:
             break
         cluster.widen(allocation, parts[0]._replace(worker=len(allocation.parts)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..index.cluster import Cluster
 from ..index.groups import WorkloadGroup
 from ..index.nodes import Allocation, WorkerPlacement
-from ..placement.fit import enough
+from ..placement.fit import may_have_enough_gpus
 from ..plan_builder import PlanBuilder
 from ..rules.order import GroupHeads
 from ..snapshot import GPU, Workload
@@ -39,7 +39,7 @@ def _start_on_nominated(cluster: Cluster, builder: PlanBuilder, group: WorkloadG
 
 def _must_wait(group: WorkloadGroup, nomination: Allocation) -> bool:
     """Whether all devices of a nomination are in use and no pool has enough others; False is not certain."""
-    if not group.need.whole_devices or any(enough(pool, group.need) for pool in group.pools):
+    if not group.need.whole_devices or any(may_have_enough_gpus(pool, group.need) for pool in group.pools):
         return False
     return all(part.node.open[at] < GPU for part in nomination.parts for at in part.devices)
 

@@ -15,7 +15,7 @@ from ..index.groups import PendingWorkloads, WorkloadGroup, cannot_start_at_all
 from ..index.ledger import LineState
 from ..index.nodes import Allocation, PoolState, WorkerPlacement
 from ..index.nominations import fits_later
-from ..placement.fit import allowed, find
+from ..placement.fit import find_placement, within_limits
 from ..plan_builder import PlanBuilder
 from ..rules.consolidation import Moving
 from ..rules.order import key
@@ -89,12 +89,12 @@ def _room(
     Empty if it could do neither. With `in_future`, also where it could start once all that terminates is gone; None:
     if it is in quota, for the next plan would nominate it there.
     """
-    if not allowed(cluster, group.account, pool, group.total, True):
+    if not within_limits(cluster, group.account, pool, group.total, True):
         return ()
-    if parts := find(pool, group.need) or _beside_workers_that_stay(cluster, workload, pool):
+    if parts := find_placement(pool, group.need) or _beside_workers_that_stay(cluster, workload, pool):
         return parts
     in_future = _in_quota(group, pool) if in_future is None else in_future
-    return find(pool, group.need, True) if in_future else ()
+    return find_placement(pool, group.need, True) if in_future else ()
 
 
 def _beside_workers_that_stay(cluster: Cluster, workload: Workload, pool: PoolState) -> tuple[WorkerPlacement, ...]:
@@ -114,7 +114,7 @@ def _beside_workers_that_stay(cluster: Cluster, workload: Workload, pool: PoolSt
         return ()
     missing = need.min_workers - len(kept)
     cluster.nominate(workload, need, tuple(kept))
-    new = find(pool, replace(need, min_workers=missing, workers=missing))
+    new = find_placement(pool, replace(need, min_workers=missing, workers=missing))
     cluster.withdraw_nomination(workload)
     numbers = sorted(part.worker for part in gang.parts if part not in kept)
     moved = [part._replace(worker=number) for part, number in zip(new, numbers, strict=False)]

@@ -16,7 +16,7 @@ from ..index.devices import hosts
 from ..index.groups import WorkloadGroup
 from ..index.nodes import Allocation, NodeState, PoolState, WorkerPlacement, placement_of
 from ..index.nominations import fits_later
-from ..placement.fit import allowed, find, static_quota
+from ..placement.fit import find_placement, static_quota, within_limits
 from ..placement.spare import Spare
 from ..placement.together import MAX_NODES, Ask, Room, Search, WorkerOnNode, linked
 from ..plan_builder import PlanBuilder
@@ -255,8 +255,8 @@ class _Nominations:
                 return True
             workload, group, old = nominations[at]
             for pool in _pools_for(self.builder, group, old[0].node.pool):
-                may = allowed(self.cluster, group.account, pool, group.total, True)
-                parts = find(pool, group.need, True) if may and left else ()
+                may = within_limits(self.cluster, group.account, pool, group.total, True)
+                parts = find_placement(pool, group.need, True) if may and left else ()
                 if not parts:
                     continue
                 left -= 1
@@ -278,7 +278,7 @@ class _Nominations:
                 for at, (node, place) in enumerate(zip(nodes, mine, strict=True))
             )
             able = pool in _pools_for(self.builder, group, old[0].node.pool)
-            if not able or not allowed(self.cluster, group.account, pool, group.total, True):
+            if not able or not within_limits(self.cluster, group.account, pool, group.total, True):
                 return False
             if need.only_spare and not Spare(pool, need, True).admits(parts):
                 return False

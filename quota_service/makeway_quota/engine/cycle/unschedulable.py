@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..index.cluster import Cluster
 from ..index.groups import WorkloadGroup
 from ..index.nodes import PoolState
-from ..placement.fit import enough
+from ..placement.fit import may_have_enough_gpus
 from ..plan_builder import PlanBuilder
 
 
@@ -37,7 +37,7 @@ class Unschedulable:
     def _room(self, group: WorkloadGroup) -> bool:
         if not group.total or self.cluster.settings.fair_share == "reclaim":
             return True
-        return any(self._looks_past(pool) or enough(pool, group.need) for pool in group.pools)
+        return any(self._looks_past(pool) or may_have_enough_gpus(pool, group.need) for pool in group.pools)
 
     def _looks_past(self, pool: PoolState) -> bool:
         """Whether work that ends in time may use the held GPUs of a pool."""

@@ -15,30 +15,32 @@ from .pack_index import PackIndex
 from .spare import Spare
 
 
-def find(pool: PoolState, need: Need, in_future: bool = False) -> tuple[WorkerPlacement, ...]:
+def find_placement(pool: PoolState, need: Need, in_future: bool = False) -> tuple[WorkerPlacement, ...]:
     """Return a placement in a pool for `min_workers` workers, now or `in_future`; empty if there is none.
 
     `pack` keeps free GPUs as useful as possible for the mix of work that the pool serves (packing.py), `spread` takes
     the node with the most free GPUs, `fill` the one with the fewest, so that others empty; ties go to the name. A gang
     gets as few nodes as possible, all of it or nothing.
     """
-    parts = _find(pool, need, in_future, None)
+    parts = _placement_in_pool(pool, need, in_future, None)
     if need.only_spare and parts:
         spare = Spare(pool, need, in_future)
-        return parts if spare.admits(parts) else _find(pool, need, in_future, spare)
+        return parts if spare.admits(parts) else _placement_in_pool(pool, need, in_future, spare)
     return parts
 
 
-def _find(pool: PoolState, need: Need, in_future: bool, spare: Spare | None) -> tuple[WorkerPlacement, ...]:
+def _placement_in_pool(
+    pool: PoolState, need: Need, in_future: bool, spare: Spare | None
+) -> tuple[WorkerPlacement, ...]:
     """Return a placement, only on nodes that have something to spare if that is asked."""
     if need.min_workers == 1:
-        if not enough(pool, need, in_future):
+        if not may_have_enough_gpus(pool, need, in_future):
             return ()
         if not in_future and pool.pool.strategy == "pack" and pool.mix and not need.avoid:
-            return _packed(pool, need, spare)
-        node = _one(pool, need, in_future, spare)
+            return _packed_placement(pool, need, spare)
+        node = _node_for_worker(pool, need, in_future, spare)
         return _parts_on(node, need, 0, 1, in_future) if node else ()
-    return _gang(pool, need, in_future, spare)
+    return _gang_placement(pool, need, in_future, spare)
 
 
 def _workers(node: NodeState, need: Need, in_future: bool, spare: Spare | None) -> int:
@@ -47,7 +49,7 @@ def _workers(node: NodeState, need: Need, in_future: bool, spare: Spare | None) 
     return count if spare is None or not count else spare.workers(node, count)
 
 
-def enough(pool: PoolState, need: Need, in_future: bool = False) -> bool:
+def may_have_enough_gpus(pool: PoolState, need: Need, in_future: bool = False) -> bool:
     """Whether the number of free GPUs could be enough; False is certain, True is not."""
     if not need.whole_devices:
         return (pool.future if in_future else pool.free) >= need.total
@@ -57,11 +59,11 @@ def enough(pool: PoolState, need: Need, in_future: bool = False) -> bool:
     return sum([len(bucket) * (size // whole) for size, bucket in enumerate(buckets) if bucket]) >= need.min_workers
 
 
-def _packed(pool: PoolState, need: Need, spare: Spare | None) -> tuple[WorkerPlacement, ...]:
+def _packed_placement(pool: PoolState, need: Need, spare: Spare | None) -> tuple[WorkerPlacement, ...]:
     """Return the placement that keeps free GPUs as useful as possible for the mix; a full pool has one node left."""
-    able = list(islice(chain.from_iterable(pool.by_free[need.whole_devices :]), 2)) if need.whole_devices else []
-    if len(able) == 1:
-        only = pool.nodes[able[0]]
+    candidates = list(islice(chain.from_iterable(pool.by_free[need.whole_devices :]), 2)) if need.whole_devices else []
+    if len(candidates) == 1:
+        only = pool.nodes[candidates[0]]
         return _parts_on(only, need, 0, 1, False) if only.suits(need) and only.workers(need, False) else ()
     if pool.packing is None:
         pool.packing = PackIndex(pool)
@@ -77,9 +79,9 @@ def _packed(pool: PoolState, need: Need, spare: Spare | None) -> tuple[WorkerPla
     return _parts_on(node, need, 0, 1, False)
 
 
-def _one(pool: PoolState, need: Need, in_future: bool, spare: Spare | None) -> NodeState | None:
+def _node_for_worker(pool: PoolState, need: Need, in_future: bool, spare: Spare | None) -> NodeState | None:
     if 0 < need.gpus < GPU:
-        return _shared(pool, need, in_future)
+        return _node_for_share(pool, need, in_future)
     buckets = pool.by_future if in_future else pool.by_free
     sizes = range(need.whole_devices, len(buckets))
     for size in reversed(sizes) if pool.pool.strategy == "spread" else sizes:
@@ -90,7 +92,7 @@ def _one(pool: PoolState, need: Need, in_future: bool, spare: Spare | None) -> N
     return None
 
 
-def _shared(pool: PoolState, need: Need, in_future: bool) -> NodeState | None:
+def _node_for_share(pool: PoolState, need: Need, in_future: bool) -> NodeState | None:
     """Return the node whose device a share of one fills best; untouched devices come last, on the fullest node."""
     best: tuple[int, int, int] | None = None
     for node in pool.nodes:
@@ -104,21 +106,23 @@ def _shared(pool: PoolState, need: Need, in_future: bool) -> NodeState | None:
     return pool.nodes[best[2]] if best else None
 
 
-def _gang(pool: PoolState, need: Need, in_future: bool, spare: Spare | None) -> tuple[WorkerPlacement, ...]:
-    if not enough(pool, need, in_future):
+def _gang_placement(pool: PoolState, need: Need, in_future: bool, spare: Spare | None) -> tuple[WorkerPlacement, ...]:
+    if not may_have_enough_gpus(pool, need, in_future):
         return ()
     buckets = pool.by_future if in_future else pool.by_free
     nodes = (pool.nodes[at] for bucket in buckets[need.whole_devices :] for at in bucket)
-    able = [(_workers(node, need, in_future, spare), node) for node in nodes if node.suits(need)]
-    able = [(count, node) for count, node in able if count]
-    able.sort(key=lambda item: (-item[0], item[1].whole_free, item[1].position))
+    candidates = [(_workers(node, need, in_future, spare), node) for node in nodes if node.suits(need)]
+    candidates = [(count, node) for count, node in candidates if count]
+    candidates.sort(key=lambda item: (-item[0], item[1].whole_free, item[1].position))
     parts: list[WorkerPlacement] = []
-    while able and len(parts) < need.min_workers:
+    while candidates and len(parts) < need.min_workers:
         missing = need.min_workers - len(parts)
         at = 0
-        if able[0][0] >= missing:
-            at = min((i for i, (count, _) in enumerate(able) if count >= missing), key=lambda i: (able[i][0], i))
-        count, node = able.pop(at)
+        if candidates[0][0] >= missing:
+            at = min(
+                (i for i, (count, _) in enumerate(candidates) if count >= missing), key=lambda i: (candidates[i][0], i)
+            )
+        count, node = candidates.pop(at)
         parts += _parts_on(node, need, len(parts), min(count, missing), in_future)
     return tuple(parts) if len(parts) == need.min_workers else ()
 
@@ -178,7 +182,7 @@ def _available(cluster: Cluster, pool: PoolState, in_future: bool) -> int:
     return free
 
 
-def allowed(cluster: Cluster, account: Account, pool: PoolState, amount: int, in_future: bool = False) -> bool:
+def within_limits(cluster: Cluster, account: Account, pool: PoolState, amount: int, in_future: bool = False) -> bool:
     """Whether limits, the pool's capacity and other teams' static quotas admit `amount` more."""
     return not amount or (
         not cluster.over_capacity(pool, amount, in_future)

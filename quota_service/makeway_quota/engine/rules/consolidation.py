@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..index.devices import hosts
 from ..index.nodes import Allocation, NodeState, WorkerPlacement
-from ..placement.fit import allowed, find
+from ..placement.fit import find_placement, within_limits
 from ..snapshot import GPU
 from .victims.preemptor import Preemptor
 
@@ -77,7 +77,9 @@ def consolidate(preemptor: Preemptor) -> Rearrangement | None:
     cluster, pool, need = preemptor.cluster, preemptor.pool, preemptor.need
     if not (cluster.settings.consolidation and pool.pool.consolidation):
         return None
-    if pool.free < preemptor.milli_gpus or not allowed(cluster, preemptor.account, pool, preemptor.milli_gpus, True):
+    if pool.free < preemptor.milli_gpus or not within_limits(
+        cluster, preemptor.account, pool, preemptor.milli_gpus, True
+    ):
         return None
     nodes = [node for node in pool.nodes if node.suits(need)]
     if need.min_workers == 1:
@@ -252,7 +254,7 @@ def _try(preemptor: Preemptor, chosen: Sequence[_Displaced]) -> Rearrangement | 
         stays = tuple(part for part in allocation.parts if part not in gone)
         if stays:
             cluster.nominate(allocation.workload, allocation.need, stays)
-    parts = find(pool, preemptor.need, True)
+    parts = find_placement(pool, preemptor.need, True)
     moves: list[Moving] = []
     stuck: Allocation | None = None
     if parts:
@@ -285,7 +287,7 @@ def _by_job(chosen: Iterable[_Displaced]) -> list[_Displaced]:
 
 def _target(allocation: Allocation, gone: Sequence[WorkerPlacement]) -> tuple[WorkerPlacement, ...]:
     """Return a placement on free GPUs for the workers that move; a gang keeps its number of workers."""
-    parts = find(allocation.pool, replace(allocation.need, min_workers=len(gone), workers=len(gone)))
+    parts = find_placement(allocation.pool, replace(allocation.need, min_workers=len(gone), workers=len(gone)))
     if not parts:
         return ()
     place = {old: new._replace(worker=old.worker) for old, new in zip(gone, parts, strict=True)}

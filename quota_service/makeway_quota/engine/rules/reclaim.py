@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ..index.nodes import Allocation, NodeState, WorkerPlacement, nodes_of
-from ..placement.fit import allowed, enough
+from ..placement.fit import may_have_enough_gpus, within_limits
 from .victims.node_by_node import node_by_node
 from .victims.on_node import NodeVictims, NodeVictimsInQuotas, room_on
 from .victims.one_by_one import in_order, one_by_one, smallest_first, steps_of
@@ -62,7 +62,7 @@ def reclaim(preemptor: Preemptor, returns: bool = True) -> Choice | None:
     """
     if not preemptor.has_candidates():
         return None
-    capped = not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.milli_gpus, True)
+    capped = not within_limits(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.milli_gpus, True)
     one = preemptor.need.min_workers == 1 and not capped
     if one and preemptor.rights in _SHARED:
         return _by_node(preemptor, returns)  # without candidates() first: the ranking is quicker
@@ -150,7 +150,7 @@ def _evicted(preemptor: Preemptor, victims: Victims) -> Choice | None:
 def _impossible(preemptor: Preemptor) -> bool:
     """Whether there is no room even without all candidates; limits are not checked."""
     pool, need = preemptor.pool, preemptor.need
-    alone = need.min_workers == 1 and not enough(pool, need, True)
+    alone = need.min_workers == 1 and not may_have_enough_gpus(pool, need, True)
     workers = 0
     for node in preemptor.nodes() if alone else pool.nodes:
         if not node.suits(need):
@@ -305,6 +305,6 @@ def _shrinks_that_may_do(preemptor: Preemptor, allocation: Allocation, trial: Po
         return shrinks
     fullest = [way for way in shrinks if len(way[0].kept) == allocation.need.min_workers]
     trial.become(fullest[0])
-    if not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.milli_gpus, True):
+    if not within_limits(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.milli_gpus, True):
         return []  # limits and capacity count GPUs, and no way gives up more
     return shrinks if any(map(trial.fits_without, fullest)) else []

@@ -121,5 +121,5 @@ def _measured(store: Store, stored: StoredDeployment, now: float) -> metrics.Dep
         deployment = read_deployment(stored.document, stored.name, stored=True)
     except PolicyInvalid:
         return metrics.DeploymentNumbers(stored.name, None, rows.machines, rows.backoffs)
-    money = count_money(deployment, rows.machines, rows.closed, now)
+    money = count_money(deployment, rows.machines, rows.closed_spend, now)
     return metrics.DeploymentNumbers(stored.name, deployment, rows.machines, rows.backoffs, money)

@@ -78,7 +78,7 @@ class SubmissionBatcher:
             if (pause := self._not_before - loop.time()) > 0:
                 await asyncio.sleep(pause)
             started_at = loop.time()
-            end = batch_size([_files(submission) for submission, _ in self._waiting])
+            end = batch_size([_file_count(submission) for submission, _ in self._waiting])
             batch, self._waiting = self._waiting[:end], self._waiting[end:]
             answers = await self._write_batch([submission for submission, _ in batch])
             self._not_before = started_at + pace(loop.time() - started_at)
@@ -91,19 +91,19 @@ class SubmissionBatcher:
                     future.set_result(answer)
 
 
-def _files(submission: Submission) -> int:
+def _file_count(submission: Submission) -> int:
     files = submission.files
     return files.count if isinstance(files, FilesOf) else len(files)
 
 
-def batch_size(files: Sequence[int]) -> int:
+def batch_size(file_counts: Sequence[int]) -> int:
     """Return how many of the first submissions, each with so many files, one transaction writes: one at least."""
     total = 0
-    for at, count in enumerate(files[:MAX_BATCH]):
+    for at, count in enumerate(file_counts[:MAX_BATCH]):
         total += count
         if at and total > MAX_BATCH_FILES:
             return at
-    return min(len(files), MAX_BATCH)
+    return min(len(file_counts), MAX_BATCH)
 
 
 def pace(took: float) -> float:

@@ -82,7 +82,7 @@ class DraInformers:
     """The devices of each node by the resources of pools, and how many claims hold; none before there is a class."""
 
     def __init__(self, client: ApiClient, wake: Callable[[], None], timing: Timing) -> None:
-        self.known = asyncio.Event()
+        self.first_answer = asyncio.Event()
         """set once it is known what there is, or that the account may not know it"""
         self._client = client
         self._wake = wake
@@ -108,7 +108,7 @@ class DraInformers:
         )
         return self._failure if concerned else ""
 
-    def want(self, resources: Iterable[str]) -> None:
+    def follow_resources(self, resources: Iterable[str]) -> None:
         """Follow devices where one of these resources, which pools have, is of a class."""
         if (wanted := frozenset(resources)) != self._resources:
             self._resources = wanted
@@ -137,7 +137,7 @@ class DraInformers:
                 elif await self._follow(classes):
                     continue
             if not tries:
-                self.known.set()
+                self.first_answer.set()
             self._wake()
             await self._pause(min(ABSENT_RETRY, ERROR_RETRY * 2.0 ** (tries - 1)) if tries else ABSENT_RETRY)
 
@@ -190,7 +190,7 @@ class DraInformers:
 
     async def _note_synced(self, followed: DeviceInformers) -> None:
         await followed.wait_synced()
-        self.known.set()
+        self.first_answer.set()
         self._wake()
 
     async def _pause(self, seconds: float) -> None:
@@ -198,7 +198,7 @@ class DraInformers:
             async with asyncio.timeout(seconds):
                 await self._retry.wait()
 
-    def changed(self) -> set[str]:
+    def take_changed_nodes(self) -> set[str]:
         """Take what changed; return the nodes whose devices, or the claims of these, that concerns.
 
         Lists that are not complete change nothing yet.

@@ -84,7 +84,7 @@ class KubernetesInventory:
             client, "/api/v1/pods", share, query={"fieldSelector": HELD}, wake=wake, timing=timing
         )
         self.devices = DraInformers(client, wake, timing)
-        self.devices.want(one.resource for one in self._selectors)
+        self.devices.follow_resources(one.resource for one in self._selectors)
         self._complete = asyncio.Event()
         self._on_node: dict[str, set[str]] = {}
         """the keys of the pods on each node"""
@@ -121,7 +121,7 @@ class KubernetesInventory:
         await self.pods.wait_synced()
         with suppress(TimeoutError):
             async with asyncio.timeout(DEVICES_SECONDS):
-                await self.devices.known.wait()
+                await self.devices.first_answer.wait()
         self._complete.set()
         self._wake()
 
@@ -143,7 +143,7 @@ class KubernetesInventory:
         if tuple(selectors) != self._selectors:
             self._selectors = tuple(selectors)
             self._unread.update(self.nodes.objects)
-            self.devices.want(one.resource for one in self._selectors)
+            self.devices.follow_resources(one.resource for one in self._selectors)
 
     def node_statuses(self) -> Mapping[str, NodeStatus]:
         """Return the nodes by name as they are now; those in no pool have the pool "" and no devices."""
@@ -153,7 +153,7 @@ class KubernetesInventory:
             if not self._is_done(COUNTING, "pod", key, partial(self._count, key, changed)):
                 self._uncounted.add(key)
         with self.quarantine.step(COUNTING_DEVICES):
-            changed |= self.devices.changed()
+            changed |= self.devices.take_changed_nodes()
             self._placed_claims = {key for key in self._placed_claims if self.devices.is_generated(key)}
         self._note_devices()
         for name in sorted(changed):

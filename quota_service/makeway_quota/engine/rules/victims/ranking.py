@@ -19,7 +19,7 @@ from .bounds import VictimBounds, bounds_of
 from .preemptor import WITHOUT_GPUS, Preemptor, Standing, Team
 from .sets import Key, Scored, Victims, extra_workers, key
 
-Judge = Callable[[Preemptor, NodeState, list[Allocation]], Scored | None]
+BestSetOnNode = Callable[[Preemptor, NodeState, list[Allocation]], Scored | None]
 """Returns the best set on a node, given the candidates there; None if there is none."""
 
 
@@ -34,41 +34,41 @@ class Ranked(NamedTuple):
 class Ranking:
     """The nodes of one pool by the cost of making room there for equivalent preemptors."""
 
-    def __init__(self, judge: Judge) -> None:
-        self.judge = judge
-        self.heaps: dict[Team, list[tuple[Key, int]]] = {}
+    def __init__(self, judge: BestSetOnNode) -> None:
+        self.best_set_on_node = judge
+        self.heap_of_team: dict[Team, list[tuple[Key, int]]] = {}
         """Team (in one pool) to the plain scores, or bounds, of the nodes where only it has candidates, with their
         positions."""
-        self.scores: dict[int, tuple[Team, Key, Victims | None]] = {}
+        self.score_at: dict[int, tuple[Team, Key, Victims | None]] = {}
         """Position of such a node to its team, its plain score and its best set; None while it is a bound."""
-        self.mixed: set[int] = set()
+        self.multi_team_positions: set[int] = set()
         """The positions of nodes with candidates of several teams, or on other nodes of the host."""
-        self.judged: dict[int, tuple[dict[Team, Standing], Ranked | None]] = {}
+        self.multi_team_best: dict[int, tuple[dict[Team, Standing], Ranked | None]] = {}
         """Position of such a node to its best set and the standings of all its teams that gave it."""
-        self.lowest: dict[LineState, int] = {}
+        self.min_usage: dict[LineState, int] = {}
         """Reserving line to the least usage that any score may stem from."""
-        self.touched = self.changed = -1
+        self.touched_seen = self.changes_seen = -1
 
     def best(self, preemptor: Preemptor, without: Collection[int] = ()) -> Ranked | None:
         """Return the best set of victims on one node, `without` the nodes at these positions; None if there is none."""
         bounds = bounds_of(preemptor.cluster, preemptor.pool, preemptor.need)
-        self._catch_up(preemptor, bounds)
+        self._drop_outdated_scores(preemptor, bounds)
         preemptor.cluster.pause()
         best: Ranked | None = None
-        for bound, name in self._tops(preemptor):
+        for bound, name in self._best_of_each_team(preemptor):
             if best is not None and bound > best.key:
                 break
-            best = _better(best, self._top(preemptor, name, without))
-        return self._best_mixed(preemptor, bounds, without, best) if self.mixed else best
+            best = _cheaper(best, self._best_of_team(preemptor, name, without))
+        return self._best_of_multi_team_nodes(preemptor, bounds, without, best) if self.multi_team_positions else best
 
-    def _tops(self, preemptor: Preemptor) -> list[tuple[Key, Team]]:
+    def _best_of_each_team(self, preemptor: Preemptor) -> list[tuple[Key, Team]]:
         """Return the least score or bound in each team's heap and the team, the best first."""
-        tops = [(heap[0][0], name) for name, heap in self.heaps.items() if heap]
+        tops = [(heap[0][0], name) for name, heap in self.heap_of_team.items() if heap]
         if len(tops) < 2:
             return tops
-        return sorted([(_with_share(plain, _share(preemptor, name)), name) for plain, name in tops], key=_by_key)
+        return sorted([(_with_share(plain, _share(preemptor, name)), name) for plain, name in tops], key=_sort_key)
 
-    def _best_mixed(
+    def _best_of_multi_team_nodes(
         self,
         preemptor: Preemptor,
         bounds: VictimBounds,
@@ -76,7 +76,7 @@ class Ranking:
         best: Ranked | None,
     ) -> Ranked | None:
         """Return the best of this set and of the nodes with candidates of several teams."""
-        nodes = bounds.keys(preemptor.shares(), self.mixed.difference(without))
+        nodes = bounds.keys(preemptor.shares(), self.multi_team_positions.difference(without))
         heap = [bound for bound in nodes if best is None or bound[0] <= best.key]
         heapq.heapify(heap)
         while heap:
@@ -84,79 +84,79 @@ class Ranking:
             lowest, position = heapq.heappop(heap)
             if best is not None and lowest > best.key:
                 break
-            best = _better(best, self._ranked(preemptor, position))
+            best = _cheaper(best, self._rank_multi_team_node(preemptor, position))
         return best
 
-    def _ranked(self, preemptor: Preemptor, position: int) -> Ranked | None:
+    def _rank_multi_team_node(self, preemptor: Preemptor, position: int) -> Ranked | None:
         """Return the best set of a node with candidates of several teams; the last one if their standing is that."""
-        known = self.judged.get(position)
+        known = self.multi_team_best.get(position)
         if known is not None and all(preemptor.standing(name) == was for name, was in known[0].items()):
             return known[1]
-        scored = self._judge(preemptor, position)
+        scored = self._best_set_at(preemptor, position)
         ranked = None if scored is None else Ranked(scored[0], position, scored[1])
         if "fair_share" not in preemptor.rights:
             node = preemptor.pool.nodes[position]
             names: set[Team] = {a.workload.team for a in node.allocations.values()}
             for other in node.host_peers:
                 names.update((preemptor.nearest(a), a.workload.team) for a in other.allocations.values())
-            self.judged[position] = {name: preemptor.standing(name) for name in names}, ranked
+            self.multi_team_best[position] = {name: preemptor.standing(name) for name in names}, ranked
         return ranked
 
-    def _catch_up(self, preemptor: Preemptor, bounds: VictimBounds) -> None:
+    def _drop_outdated_scores(self, preemptor: Preemptor, bounds: VictimBounds) -> None:
         """Drop the scores of touched nodes, and of nodes of teams with more candidates than before."""
         pool, ledger = preemptor.pool, preemptor.cluster.ledger
         changed = ledger.changed
-        if self.changed < 0 or ("fair_share" in preemptor.rights and len(changed) > self.changed):
-            self.heaps, self.scores, self.mixed, self.judged = {}, {}, set(), {}
+        if self.changes_seen < 0 or ("fair_share" in preemptor.rights and len(changed) > self.changes_seen):
+            self.heap_of_team, self.score_at, self.multi_team_positions, self.multi_team_best = {}, {}, set(), {}
             pools = (pool.pool.name, *pool.peer_pools)
             accounts = ledger.accounts.values()
-            self.lowest = {ln: ln.future for account in accounts for name in pools for ln in account.reserving(name)}
+            self.min_usage = {ln: ln.future for account in accounts for name in pools for ln in account.reserving(name)}
             own = "own_team" in preemptor.rights
             hosting = (node.position for node in pool.nodes if node.allocations or node.host_peers)
             positions = set(preemptor.where()) if own else set(hosting)
         else:
-            positions = set(pool.touched[self.touched :])
-            grown = self._grown((pool.pool.name, *pool.peer_pools), changed[self.changed :])
+            positions = set(pool.touched[self.touched_seen :])
+            grown = self._accounts_with_more_usage((pool.pool.name, *pool.peer_pools), changed[self.changes_seen :])
             if grown and pool.peer_pools:
-                positions.update(self._beside_of(preemptor, grown))
+                positions.update(self._scored_by_host_peers(preemptor, grown))
             candidates_of = preemptor.became_candidates(grown) if grown else ()
             if candidates_of:
-                positions.update(node.position for node in pool.nodes if _hosts_any(node, candidates_of))
+                positions.update(node.position for node in pool.nodes if _has_work_of(node, candidates_of))
         for position in positions:
             preemptor.cluster.pause()
-            self.scores.pop(position, None)
-            self.mixed.discard(position)
-            self.judged.pop(position, None)
+            self.score_at.pop(position, None)
+            self.multi_team_positions.discard(position)
+            self.multi_team_best.pop(position, None)
             bound = bounds.at(position)
             if bound is None:
                 continue
             if bound.beside:
                 if bound.only is not None and preemptor.is_candidate_team(bound.only[0]):
-                    self._enter(position, *bound.only, None)
+                    self._push_score(position, *bound.only, None)
                 else:
-                    self.mixed.add(position)
+                    self.multi_team_positions.add(position)
                 continue
             if bound.only is not None:
                 if preemptor.is_candidate_team(bound.only[0]):
-                    self._enter(position, *bound.only, None)
+                    self._push_score(position, *bound.only, None)
                 continue
             teams = {candidate.team for candidate in bound.candidates}
             names = {team for team in teams if isinstance(team, str) and preemptor.is_candidate_team_named(team)}
             if len(names) > 1 or WITHOUT_GPUS in names:
-                self.mixed.add(position)
+                self.multi_team_positions.add(position)
             elif names:
                 (name,) = names
-                self._enter(position, name, bound.plain_key(name), None)
-        self.touched, self.changed = len(pool.touched), len(changed)
+                self._push_score(position, name, bound.plain_key(name), None)
+        self.touched_seen, self.changes_seen = len(pool.touched), len(changed)
 
-    def _beside_of(self, preemptor: Preemptor, grown: Iterable[Account]) -> set[int]:
+    def _scored_by_host_peers(self, preemptor: Preemptor, grown: Iterable[Account]) -> set[int]:
         """Return the nodes scored by work on other nodes of their hosts, of teams that now use more."""
         levels, ledger = {level for account in grown for level in account.chain}, preemptor.cluster.ledger
-        beside = [team for team in self.heaps if isinstance(team, tuple)]
+        beside = [team for team in self.heap_of_team if isinstance(team, tuple)]
         teams = {team for team in beside if not levels.isdisjoint(ledger.account(team[1]).chain)}
-        return {at for at, (team, _, _) in self.scores.items() if team in teams} if teams else set()
+        return {at for at, (team, _, _) in self.score_at.items() if team in teams} if teams else set()
 
-    def _grown(self, pools: Sequence[str], changed: Iterable[Account]) -> list[Account]:
+    def _accounts_with_more_usage(self, pools: Sequence[str], changed: Iterable[Account]) -> list[Account]:
         """Return the accounts whose usage of a reservation is above the least that a score may stem from.
 
         What was evicted on trial, and stays, is the same as before.
@@ -165,20 +165,20 @@ class Ranking:
         lines: list[LineState] = []
         for account in set(changed):
             mine = [line for level in account.chain for pool in pools for line in level.reserving(pool)]
-            if any(line.future > self.lowest[line] for line in mine):
+            if any(line.future > self.min_usage[line] for line in mine):
                 grown.append(account)
             lines += mine
         for line in lines:
-            self.lowest[line] = line.future
+            self.min_usage[line] = line.future
         return grown
 
-    def _enter(self, position: int, team: Team, plain: Key, victims: Victims | None) -> None:
-        self.scores[position] = team, plain, victims
-        heapq.heappush(self.heaps.setdefault(team, []), (plain, position))
+    def _push_score(self, position: int, team: Team, plain: Key, victims: Victims | None) -> None:
+        self.score_at[position] = team, plain, victims
+        heapq.heappush(self.heap_of_team.setdefault(team, []), (plain, position))
 
-    def _judge(self, preemptor: Preemptor, position: int) -> Scored | None:
+    def _best_set_at(self, preemptor: Preemptor, position: int) -> Scored | None:
         candidates = self._candidates_at(preemptor, position)
-        return self.judge(preemptor, preemptor.pool.nodes[position], candidates) if candidates else None
+        return self.best_set_on_node(preemptor, preemptor.pool.nodes[position], candidates) if candidates else None
 
     def _candidates_at(self, preemptor: Preemptor, position: int) -> list[Allocation]:
         """Return the candidates on a node; none if they are not enough."""
@@ -188,43 +188,45 @@ class Ranking:
         candidates = preemptor.candidates_on(node)
         return candidates if candidates and enough_devices(preemptor, node, candidates) else []
 
-    def _top(self, preemptor: Preemptor, team: Team, without: Collection[int]) -> Ranked | None:
-        heap = self.heaps[team]
-        aside: list[tuple[Key, int]] = []
+    def _best_of_team(self, preemptor: Preemptor, team: Team, without: Collection[int]) -> Ranked | None:
+        heap = self.heap_of_team[team]
+        excluded: list[tuple[Key, int]] = []
         top: Ranked | None = None
         while heap and top is None:
             plain, position = heap[0]
-            known = self.scores.get(position)
+            known = self.score_at.get(position)
             if known is None or known[:2] != (team, plain):
                 heapq.heappop(heap)
             elif position in without:
                 entry = heapq.heappop(heap)
-                if not aside or aside[-1] != entry:
-                    aside.append(entry)
+                if not excluded or excluded[-1] != entry:
+                    excluded.append(entry)
             else:
-                top = self._still(preemptor, position, known)
-        for entry in aside:
+                top = self._rescored(preemptor, position, known)
+        for entry in excluded:
             heapq.heappush(heap, entry)
         return top
 
-    def _still(self, preemptor: Preemptor, position: int, known: tuple[Team, Key, Victims | None]) -> Ranked | None:
+    def _rescored(self, preemptor: Preemptor, position: int, known: tuple[Team, Key, Victims | None]) -> Ranked | None:
         """Return a node's best set with its present key if the node has its score still; else enter what it has."""
         team, plain, victims = known
         if victims is not None:
             first = victims[0].allocation
             if len(victims) == 1 and not extra_workers(first) and preemptor.is_candidate(first):
                 return Ranked(key(preemptor, victims), position, victims)
-        scored = self._judge(preemptor, position)
+        scored = self._best_set_at(preemptor, position)
         if scored is None:
-            del self.scores[position]
+            del self.score_at[position]
             if isinstance(team, tuple):
-                self.mixed.add(position)  # its team in the other pool may have candidates again, untouched
+                self.multi_team_positions.add(
+                    position
+                )  # its team in the other pool may have candidates again, untouched
             return None
         now = _without_share(scored[0])
         if now == plain:
-            self.scores[position] = team, plain, scored[1]
+            self.score_at[position] = team, plain, scored[1]
             return Ranked(scored[0], position, scored[1])
-        self._enter(position, team, now, scored[1])
+        self._push_score(position, team, now, scored[1])
         return None
 
 
@@ -234,20 +236,20 @@ def _share(preemptor: Preemptor, team: Team) -> int:
     return preemptor.cluster.ledger.account(name).share(pool)
 
 
-def _by_key(top: tuple[Key, Team]) -> tuple[Key, tuple[str, ...]]:
+def _sort_key(top: tuple[Key, Team]) -> tuple[Key, tuple[str, ...]]:
     """Sort by key, then by the names of team and pool."""
     key, team = top
     return key, team if isinstance(team, tuple) else (team,)
 
 
-def _better(one: Ranked | None, other: Ranked | None) -> Ranked | None:
+def _cheaper(one: Ranked | None, other: Ranked | None) -> Ranked | None:
     """Return the one that costs less, of equal ones the first node."""
     if one is None or other is None:
         return one or other
     return min(one, other, key=lambda ranked: ranked[:2])
 
 
-def _hosts_any(node: NodeState, teams: Collection[str]) -> bool:
+def _has_work_of(node: NodeState, teams: Collection[str]) -> bool:
     return any(a.workload.team in teams for a in node.allocations.values())
 
 

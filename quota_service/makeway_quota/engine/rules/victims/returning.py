@@ -10,7 +10,7 @@ from typing import Literal
 
 from ...index.groups import cannot_start_at_all
 from ...index.nodes import Allocation, PoolState, WorkerPlacement
-from ...placement.fit import allowed, find
+from ...placement.fit import find_placement, within_limits
 from ...snapshot import Workload
 from .preemptor import Preemptor
 from .rights import rights_of
@@ -95,7 +95,7 @@ def _evicts(preemptor: Preemptor, allocation: Allocation, gone: Victims, finds: 
     account, need, pools = cluster.account(workload), allocation.need, cluster.pools_of(workload)
     for pool in pools:
         may_run = account.team.weight != "None" or _in_quota(preemptor, workload, pool, gone)
-        if may_run and allowed(cluster, account, pool, need.total, True) and find(pool, need, True):
+        if may_run and within_limits(cluster, account, pool, need.total, True) and find_placement(pool, need, True):
             return "none"  # it restarts without evicting
     quota = {pool.pool.name: _in_quota(preemptor, workload, pool, gone) for pool in pools}
     for pool in sorted(pools, key=lambda pool: not quota[pool.pool.name]):  # in quota first

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ...index.devices import hosts
 from ...index.nodes import NodeState, WorkerPlacement, nodes_of
-from ...placement.fit import allowed, find
+from ...placement.fit import find_placement, within_limits
 from ...request import Need
 from ...snapshot import GPU
 from .preemptor import Preemptor
@@ -35,9 +35,9 @@ def restore(preemptor: Preemptor, victim: Victim) -> None:
 
 def place(preemptor: Preemptor) -> tuple[WorkerPlacement, ...]:
     """Return the preemptor's placement once all terminating work is gone; empty if it has none."""
-    if not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.milli_gpus, True):
+    if not within_limits(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.milli_gpus, True):
         return ()
-    return find(preemptor.pool, preemptor.need, True)
+    return find_placement(preemptor.pool, preemptor.need, True)
 
 
 def allowed_without(preemptor: Preemptor, victims: Victims) -> bool:
@@ -58,7 +58,7 @@ def allowed_without(preemptor: Preemptor, victims: Victims) -> bool:
         return True
     for victim in victims:
         evict(preemptor, victim)
-    admitted = allowed(cluster, preemptor.account, preemptor.pool, preemptor.milli_gpus, True)
+    admitted = within_limits(cluster, preemptor.account, preemptor.pool, preemptor.milli_gpus, True)
     for victim in victims:
         restore(preemptor, victim)
     return admitted
@@ -105,7 +105,7 @@ class PoolTrial:
         preemptor = self.preemptor
         if self.workers < preemptor.need.min_workers:
             return False
-        return allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.milli_gpus, True)
+        return within_limits(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.milli_gpus, True)
 
     def surely_needs(self, victim: Victim) -> bool:
         """Whether the nodes have too little room with a victim kept; False is not certain."""
