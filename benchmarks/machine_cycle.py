@@ -111,6 +111,7 @@ class Site:
         self.now += 1
         began = time.process_time()
         await self._observe()
+        self.loop.prepare(self.world)
         rows = await self.world.rows()
         plan = await self.planner.plan(rows, self.now)
         explained = self.loop.explained(plan)

@@ -316,6 +316,27 @@ async def test_a_gang_whose_machines_are_ready_one_after_the_other_gets_no_furth
         assert len(launched) == 2
 
 
+@pytest.mark.covers("F49", "F67")
+async def test_a_gang_keeps_its_first_machine_while_the_second_one_boots(tmp_path: Path) -> None:
+    """A later and smaller job, in quota as well and without an end, starts on neither of the two machines before it."""
+    script = f"mkdir {tmp_path}/first || sleep 8"
+    async with site(tmp_path, DOCUMENT.replace("echo hello", script)) as world:
+        gang = await world.run.submit("ana", "gang", python("print()"), profile="gpu2", workers=2)
+        later = await world.run.submit("ana", "later", UNTIL, profile="gpu1")
+        await world.until_machines("joining", "ready")
+        known = world.run.service.components.world
+        await world.run.until(lambda: len(known.booting) == 1, "one machine is a node, and one boots")
+        done = await world.run.job(gang.id, "succeeded", "failed", seconds=90)
+        assert done.state.value == "succeeded", done.message
+        await world.run.job(later.id, "running", seconds=60)
+        assert done.started_at is not None
+        started = (await world.run.client("ana").job(later.id)).started_at
+        assert started is not None
+        assert started >= done.started_at
+        assert known.booting == ()
+        await world.run.client("ana").cancel(later.id)
+
+
 @pytest.mark.covers("F18", "N11")
 async def test_a_job_that_loses_its_spot_machine_in_the_middle_ends_bit_identical(tmp_path: Path) -> None:
     """The agent reads the notice of the provider, the job saves in time, and goes on on a machine on demand."""

@@ -21,7 +21,7 @@ from ...autoscale.budget import Money
 from ...autoscale.demand import MachineDemand, PendingWork
 from ...autoscale.deployment import Deployment
 from ...autoscale.instances import Instance, InstanceList
-from ...autoscale.machine import Machine, MachineEvent
+from ...autoscale.machine import STARTING, Machine, MachineEvent
 from ...autoscale.placement.shared_pools import OtherDeployment
 from ...autoscale.prospects import Prospect, WaitingDecision, prospects, same_prospects, usual_boots
 from ...autoscale.provider import JoinData, Provider, ProviderError
@@ -46,6 +46,8 @@ log = logging.getLogger("makeway.machines")
 
 CALLS_AT_ONCE = 16
 """Launches of one deployment that are made at once, and as many ends; list and check have threads of their own"""
+COMING = STARTING | {"ready"}
+"""The states of a machine that is, or may be, no node yet"""
 SHOWN_WITHIN = 30.0
 """Seconds after which a machine that is ready and no node yet is not counted on any more"""
 BOOTS = 100
@@ -218,11 +220,14 @@ class DeploymentDriver:
         """
         now, boots = self._clock(), self._boots or {}
         for row in self.machines or ():
-            machine_type, timeouts = self.deployment.type(row.type), self.deployment.timeouts(row.type)
-            coming = row.starting or (row.state == "ready" and now < row.since + SHOWN_WITHIN)
-            known = row.id in observed or (not row.starting and row.cluster_node in observed)
-            late = row.starting and now >= row.requested_at + timeouts.request_timeout + timeouts.spin_up_timeout
-            if machine_type is not None and coming and not known and not late:
+            machine_type = self.deployment.type(row.type)
+            if row.id in observed or machine_type is None or row.state not in COMING:
+                continue
+            timeouts = self.deployment.timeouts(row.type)
+            ends = row.requested_at + timeouts.request_timeout + timeouts.spin_up_timeout
+            if row.state == "ready":
+                ends = row.since if row.cluster_node in observed else row.since + SHOWN_WITHIN
+            if now < ends:
                 at = row.requested_at + boots.get(row.type, timeouts.spin_up_timeout)
                 yield booting_node(row, machine_type, at, sessions=self.deployment.runs_sessions)
 

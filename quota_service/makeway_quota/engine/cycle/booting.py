@@ -60,7 +60,7 @@ def find_when_ready(pool: PoolState, need: Need) -> tuple[WorkerPlacement, ...]:
 
 def serve_again(cluster: Cluster, builder: PlanBuilder) -> None:
     """Withdraw these nominations: the workloads are served anew."""
-    for workload, group in builder.awaiting.values():
+    for workload, group in reversed(builder.awaiting.values()):  # the heads of their groups come last
         cluster.withdraw_nomination(workload)
         group.put_back(workload)
     builder.awaiting.clear()

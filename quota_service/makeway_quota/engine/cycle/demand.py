@@ -88,7 +88,7 @@ def _in_order_of_rights(
 ) -> list[Entry]:
     """Return the pending workloads in order, those included that wait for nodes which boot: by their rights without."""
     parts = {id: cluster.withdraw_nomination(workload) for id, (workload, _) in awaiting.items()}
-    for workload, group in awaiting.values():
+    for workload, group in reversed(list(awaiting.values())):
         group.put_back(workload)
     order = in_order(cluster, waiting, growing, every)
     for id, (workload, group) in awaiting.items():

@@ -17,7 +17,7 @@ from ..plan_builder import PlanBuilder, stuck_in
 from ..request import Need
 from ..rules.forecast import not_before
 from ..rules.hold import Hold
-from ..snapshot import GPU, from_milli
+from ..snapshot import GPU, Workload, from_milli
 from .deferral import DEFERRABLE, Deferral, deferral
 
 _REPORT_ORDER: dict[Code, int] = {"held": 0, "static_quota": 0, "nominated": 0, "node_failed": 2, "too_large": 3}
@@ -101,16 +101,32 @@ def explain(cluster: Cluster, builder: PlanBuilder, waiting: Iterable[WorkloadGr
 
 
 def explain_awaiting(cluster: Cluster, builder: PlanBuilder) -> None:
-    """Record which nodes that boot a workload waits for; where it may evict others later, that stays its reason."""
+    """Record which nodes that boot a workload waits for; where it may evict others later, that stays its reason.
+
+    The first of a group is asked for all.
+    """
+    later: dict[int, PendingReason | None] = {}
     for workload, group in builder.awaiting.values():
-        answers, cluster.answers = cluster.answers, {}
-        parts = cluster.withdraw_nomination(workload)
-        reason = _reason(cluster, builder, group)
-        later = deferral(cluster, builder, group, workload) if reason.code in DEFERRABLE else None
-        cluster.nominate(workload, group.need, parts)
-        cluster.answers = answers
-        reason = _with_deferral(reason, later, group) if later is not None else _awaiting(cluster, group, parts)
+        if group.number not in later:
+            later[group.number] = _evicts_later(cluster, builder, group, workload)
+        parts = cluster.nominations[workload.id].parts
+        reason = later[group.number] or _awaiting(cluster, group, parts)
         builder.wait(replace(reason.to(workload), awaits=placement_of(parts)))
+
+
+def _evicts_later(
+    cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup, workload: Workload
+) -> PendingReason | None:
+    """Return why a workload evicts nothing yet, as if it were not nominated to nodes that boot; None if it may not."""
+    if not (group.reclaim_deferred or cluster.protecting):
+        return None
+    answers, cluster.answers = cluster.answers, {}
+    parts = cluster.withdraw_nomination(workload)
+    reason = _reason(cluster, builder, group)
+    later = deferral(cluster, builder, group, workload) if reason.code in DEFERRABLE else None
+    cluster.nominate(workload, group.need, parts)
+    cluster.answers = answers
+    return None if later is None else _with_deferral(reason, later, group)
 
 
 def _awaiting(cluster: Cluster, group: WorkloadGroup, parts: Sequence[WorkerPlacement]) -> PendingReason:

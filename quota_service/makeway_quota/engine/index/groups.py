@@ -80,7 +80,10 @@ class WorkloadGroup:
     def put_back(self, workload: Workload) -> None:
         """Requeue a workload whose start was withdrawn."""
         line = self._thinned(workload.owner)
-        self.owner_queues[workload.owner] = deque(sorted([*line, workload], key=age))
+        if line and isinstance(line, deque) and age(workload) < age(line[0]):
+            line.appendleft(workload)
+        else:
+            self.owner_queues[workload.owner] = deque(sorted([*line, workload], key=age))
 
     def _thinned(self, owner: str) -> OwnerQueue:
         if owner not in self._whole:

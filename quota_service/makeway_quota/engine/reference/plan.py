@@ -47,7 +47,7 @@ def schedule(snapshot: Snapshot) -> Plan:
     pending |= {name: _waiting(name, code, "scale_up") for name, code in codes.items()}
     pending |= {name: _waiting(name, *why) for name, why in cycle.inadmissible.items()}
     pending |= {name: _reclaiming(decisions, name) for name in decisions.nominated}
-    pending |= {name: _awaiting(cycle, name) for name in decisions.awaiting}
+    pending |= _awaiting(cycle)
     told = cluster.live
     running = [w.id for w in told.values() if w.state in ("starting", "running")]
     return Plan(
@@ -144,16 +144,22 @@ def _reclaiming(decisions: Decisions, name: str) -> Waiting:
     return Waiting(name, "reclaiming", "nomination", (fact,), {}, latest, placement, tuple(waits_for))
 
 
-def _awaiting(cycle: Cycle, name: str) -> Waiting:
-    """Return which nodes a workload waits for; where it may evict others later, that stays its reason."""
-    cluster, decisions = cycle.cluster, cycle.decisions
-    mine = cluster.nominations.pop(name)
-    group = replace(decisions.awaiting[name], members=[mine.workload])
-    later = deferral(cycle, group) if reason(decisions, group, None)[0] in DEFERRABLE else None
-    cluster.nominations[name] = mine
-    waiting = _waiting(name, *(later or ("waiting_for_node", "boot")))
-    at = max(cluster.nodes[part.node].ready_at or 0.0 for part in mine.parts if cluster.nodes[part.node].boots)
-    return replace(waiting, not_before=None if later else at, awaits=cluster.placement(mine.parts))
+def _awaiting(cycle: Cycle) -> dict[str, Waiting]:
+    """Return which nodes workloads wait for; where a group may evict others later, that stays its reason."""
+    cluster, decisions, result = cycle.cluster, cycle.decisions, dict[str, Waiting]()
+    later: dict[WorkloadGroup, tuple[Code, str] | None] = {}
+    for name, group in decisions.awaiting.items():
+        mine = cluster.nominations[name]
+        if group not in later:
+            del cluster.nominations[name]
+            able = reason(decisions, group, None)[0] in DEFERRABLE
+            later[group] = deferral(cycle, replace(group, members=[mine.workload])) if able else None
+            cluster.nominations[name] = mine
+        waiting = _waiting(name, *(later[group] or ("waiting_for_node", "boot")))
+        at = max(cluster.nodes[part.node].ready_at or 0.0 for part in mine.parts if cluster.nodes[part.node].boots)
+        awaits = cluster.placement(mine.parts)
+        result[name] = replace(waiting, not_before=None if later[group] else at, awaits=awaits)
+    return result
 
 
 def _blocks(decisions: Decisions, other: str, name: str) -> bool:
