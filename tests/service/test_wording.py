@@ -9,6 +9,8 @@ import pytest
 from makeway_quota import engine
 from makeway_quota.control.machines import machine_offers, machine_reasons
 from makeway_quota.engine.plan import Fact
+from makeway_quota.services.machines.machines import event_model
+from makeway_quota.store.machines.log import MachineLogEvent
 from makeway_quota.wording import Names, count, duration, gpus, names, outcomes, sentence
 from makeway_quota.wording.sentences import SENTENCES, WITH_VICTIMS
 
@@ -170,3 +172,19 @@ def test_cpu_and_memory_have_numbers() -> None:
     )
     message = sentence((Fact("no_free_gpus", values | {"needs": 0, "each": 0, "free": 0, "cpu": 1}),))
     assert message == "No node of pool p has enough CPU and memory free; this job needs 1 core and 64 GiB of memory."
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "facts", "message"),
+    [
+        ("joining", "joined", "instance i-7", "Its agent has joined, and runs the init script (instance i-7)."),
+        ("failed", "stock_out", "g2, a, spot", "The provider has no such machine now (g2, a, spot)."),
+        ("requested", "", "g2, any zone, on demand", "g2, any zone, on demand"),
+        ("gone", "idle", "", "It had no work for idle_timeout."),
+        ("", "denied", "AWS: no.", "The provider refuses the credentials, or they do not allow it. AWS: no."),
+    ],
+)
+def test_a_line_of_a_machines_history_is_one_sentence_with_its_facts(
+    state: str, reason: str, facts: str, message: str
+) -> None:
+    assert event_model(MachineLogEvent(1, 0.0, "demo", "m-1", state, reason, facts)).message == message

@@ -206,7 +206,11 @@ def machine_model(row: Machine) -> MachineModel:
 
 def event_model(row: MachineLogEvent) -> MachineEvent:
     """Return a line of the log as the API shows it: the sentence of its cause, then what else is known."""
-    sentence = machine_reason(row.reason) if row.machine else ""
+    message = sentence = machine_reason(row.reason) if row.machine else ""
+    if row.message and sentence and row.state:  # facts, such as `instance i-1`
+        message = f"{sentence[:-1]} ({row.message})."
+    elif row.message:
+        message = f"{sentence} {row.message}".lstrip()
     return MachineEvent(
         id=row.id,
         at=at(row.at),
@@ -214,7 +218,7 @@ def event_model(row: MachineLogEvent) -> MachineEvent:
         machine=row.machine,
         state=row.state,
         reason=row.reason,
-        message=" ".join(part for part in (sentence, row.message) if part),
+        message=message,
     )
 
 
