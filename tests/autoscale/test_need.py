@@ -88,6 +88,20 @@ def test_two_pools_with_two_jobs_each_launch_two_machines_each() -> None:
     assert fleet.running == 4
 
 
+@pytest.mark.covers("F62", "F68")
+def test_work_without_gpus_gets_a_machine_with_gpus_only_where_its_pools_have_one() -> None:
+    """However much waits: five machines without GPUs are all that there may be, and those with GPUs stand first."""
+    fleet = Fleet(pending=[cpu_work(f"job-{n}") for n in range(7)])
+    for _ in range(3):
+        fleet.cycle()
+        fleet.now += 15
+    assert [row.type for row in fleet.rows] == ["c8"] * 5
+    listed = [cpu_work(f"job-{n}")._replace(pools=("cpu", "gpu")) for n in (5, 6)]
+    fleet.pending = [*fleet.pending[:5], *listed]
+    fleet.cycle()
+    assert sorted(row.type for row in fleet.rows) == ["c8"] * 5 + ["g2"], "both fit on one"
+
+
 def test_a_gang_that_does_not_fit_launches_nothing() -> None:
     fleet = Fleet(replace(CLOUD, max_machines=3), pending=[gpu_work("gang", workers=4), gpu_work("small")])
     result = fleet.cycle()

@@ -58,7 +58,7 @@ async def pass_cycles(world: World, *jobs: str) -> None:
         await world.turn()
 
 
-@pytest.mark.covers("F49", "F51")
+@pytest.mark.covers("F49")
 async def test_a_need_is_served_by_one_of_two_deployments_the_cheaper_one(world: World) -> None:
     await two(world)
     await pass_cycles(world, "job-1", "job-2")
@@ -87,7 +87,6 @@ async def test_a_machine_counts_from_its_request_though_no_call_for_it_has_an_an
     assert world.states() == ["requested"]
 
 
-@pytest.mark.covers("F62")
 async def test_where_the_first_is_out_of_stock_the_other_launches_in_the_same_cycle(world: World) -> None:
     await two(world)
     world.providers["b-cheap"].stock_out.add(("big-2", "", "on_demand"))
@@ -102,7 +101,6 @@ async def test_where_the_first_is_out_of_stock_the_other_launches_in_the_same_cy
     assert launched(world) == {"a-dear": 1}, "which is on its way"
 
 
-@pytest.mark.covers("F55")
 async def test_where_the_first_is_at_its_budget_the_other_launches_in_the_same_step(world: World) -> None:
     deploy(world, "a-dear", 6)
     deploy(world, "b-cheap", 3, hour=4)

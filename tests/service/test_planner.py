@@ -48,7 +48,6 @@ async def test_after_a_failed_decision_the_engine_is_rebuilt(tmp_path: Path, mon
         assert planner._incremental is not before
 
 
-@pytest.mark.covers("F53")
 async def test_a_reason_that_a_cycle_leaves_out_is_written_without_another_change(tmp_path: Path) -> None:
     async with running(tmp_path, MAKEWAY_TICK_SECONDS=60) as run:
         for at in range(3):

@@ -64,7 +64,6 @@ class Loop:
         return self.rows[id].reason_message.removeprefix("Waits: ").removesuffix(".")
 
 
-@pytest.mark.covers("F53")
 def test_a_first_reason_is_written_at_once_and_then_no_more() -> None:
     loop = Loop(100)
     group = PendingGroup(1, loop.members, told("0 of 8 GPUs are free."))
@@ -75,7 +74,6 @@ def test_a_first_reason_is_written_at_once_and_then_no_more() -> None:
     assert not loop.reasons.behind
 
 
-@pytest.mark.covers("F53")
 def test_new_reasons_reach_all_rows_at_the_pace() -> None:
     loop = Loop(100)
     loop.cycle(PendingGroup(1, loop.members, told("0 of 8 GPUs are free.")))
@@ -153,7 +151,6 @@ def test_a_forecast_that_shifts_by_seconds_is_not_written() -> None:
     assert len(loop.cycle(PendingGroup(1, loop.members, told("wait", 110.0)))) == 5
 
 
-@pytest.mark.covers("F53")
 def test_a_cycle_after_a_costly_explanation_leaves_reasons_out_and_a_later_one_makes_up_for_it() -> None:
     loop = Loop(0)
     explaining = Explaining(lambda: loop.now)
@@ -172,7 +169,6 @@ def test_a_cycle_after_a_costly_explanation_leaves_reasons_out_and_a_later_one_m
     assert explaining.wait() == MAX_PAUSE
 
 
-@pytest.mark.covers("F53")
 def test_a_plan_without_reasons_leaves_those_in_the_store_and_writes_nominations() -> None:
     loop = Loop(3)
     group = PendingGroup(1, loop.members, told("0 of 8 GPUs are free."))
