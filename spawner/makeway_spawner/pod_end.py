@@ -19,6 +19,8 @@ _IN_WORDS = {
     "PreemptionByScheduler": "Kubernetes removed its pod for one with a higher priority",
     "TerminationByKubelet": "Its node evicted its pod",
     "Evicted": "Its node evicted its pod",
+    "Terminated": "Its node was shut down",
+    "Preempting": "Its node ended its pod for one that the cluster needs",
 }
 """What happened, by the reason that Kubernetes gives."""
 _REFUSALS = ("NodeAffinity", "NodeShutdown", "TopologyAffinityError", "UnexpectedAdmissionError")

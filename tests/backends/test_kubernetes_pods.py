@@ -717,6 +717,8 @@ def test_a_pod_that_waits_says_for_what(kept: JobPod, reason: str, message: str)
         (pod("Failed", node="n2"), True, None, "its node n2 is down"),
         (pod("Failed", node="n3"), True, None, "its node n3 is gone"),
         (pod("Failed", reason="OutOfcpu", **over(143)), True, None, "its node n1 ended its pod (OutOfcpu)"),
+        (pod("Failed", reason="Preempting", **over(143)), True, None, "its node n1 ended its pod (Preempting)"),
+        (pod("Failed", reason="Terminated", **over(143)), True, None, "its node n1 ended its pod (Terminated)"),
         (gone_pod(), False, None, "its pod was deleted by others"),
     ],
 )

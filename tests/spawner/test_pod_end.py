@@ -81,6 +81,16 @@ def limited(memory: str) -> dict[str, Any]:
             "Its node ran out of memory (OOMKilled: exit code 137). Start it again with a profile that sets a "
             "memory limit, or on another node.",
         ),
+        (
+            pod({"phase": "Failed", "reason": "Terminated", "message": "Pod was terminated in response to shutdown."}),
+            False,
+            "Its node was shut down (Terminated: Pod was terminated in response to shutdown).",
+        ),
+        (
+            pod({"phase": "Failed", "reason": "Preempting", "message": "Preempted to admit critical pod"}),
+            False,
+            "Its node ended its pod for one that the cluster needs (Preempting: Preempted to admit critical pod).",
+        ),
         (exited("Error", 137), True, "Its server ended by itself (Error: exit code 137)."),
         (pod({"phase": "Failed"}), False, "Its server ended by itself."),
     ],

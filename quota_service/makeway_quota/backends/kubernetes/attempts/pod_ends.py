@@ -15,7 +15,7 @@ from ...remote.worker_hosts import WorkerHosts
 from .pod_states import NO_START, JobPod
 from .pod_waits import LIMITS, foremost, site_image, waiting
 
-NODE_REASONS = ("NodeLost", "NodeShutdown", "Terminated", "NodeAffinity", "UnexpectedAdmissionError")
+NODE_REASONS = ("NodeLost", "NodeShutdown", "Terminated", "Preempting", "NodeAffinity", "UnexpectedAdmissionError")
 """Reasons of a pod that its node ended: they say nothing about the job."""
 OUT_OF = "OutOf"
 """The beginning of further such reasons, as OutOfcpu: the node has too little room."""
