@@ -8,13 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from autoscale.fleet import START
 from autoscale.test_moves import RULES, running, shared
 from makeway_quota.autoscale.retirement import StepTime, retire
 from makeway_quota.autoscale.step import MachineRows
-from makeway_quota.backends.base import NodeStatus
+from makeway_quota.backends.base import AttemptStatus, NodeStatus, Observation, Phase
 from makeway_quota.control.machines.cycle_demand import JobFacts, cycle_demand, known_demand
 from makeway_quota.control.machines.deployment_driver import _may_move
 from makeway_quota.control.machines.machine_notices import MARGIN, notices
+from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.world.clock_steps import ClockSteps
 from makeway_quota.control.world.corrected_times import CorrectedTimes
 from makeway_quota.values import Notice
@@ -82,3 +84,34 @@ def test_a_machine_whose_job_saves_for_a_move_is_given_back_though_the_document_
             for row, event in retire(deployment, fleet.rows, demand, frozenset(), StepTime(fleet.now, 0))
         }
         assert seen[first.id] == "moving"
+
+
+IN_TIME = "“small” of ana did not leave in time and was killed"
+WITHIN = "“small” of ana did not leave within 30 min and was killed"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "seconds", "words"),
+    [
+        ("evict", "bo is first.", 1800, WITHIN),
+        ("evict", "bo is first.", 110, IN_TIME),
+        (
+            "machine_ends",
+            "The provider takes it back.",
+            110,
+            f"{IN_TIME}: the provider takes it back",
+        ),
+        ("machine_ends", "Its machine is ended.", 1800, f"{WITHIN}: its machine is ended"),
+        ("give_back", "It is moved.", 1800, f"{WITHIN}: it is moved"),
+    ],
+    ids=["its whole grace", "hastened by a spot notice", "a spot notice", "the budget", "a move"],
+)
+def test_a_job_that_is_killed_is_told_no_longer_time_than_it_had_and_why_its_machine_ends(
+    kind: Any, reason: str, seconds: float, words: str
+) -> None:
+    given = Notice(reason, START, START + seconds, kind)
+    row = running("small", grace=1800.0, notice=given, state="checkpointing")
+    end = AttemptStatus("small", 1, Phase.EXITED, exit_code=-9, killed=True, ended_at=given.deadline)
+    seen = reconcile({"small": row}, Observation((), (end,)), now=given.deadline + 1, max_infra_failures=3)
+    (decision,) = seen.decisions
+    assert decision.message.startswith(f"{words}; saved a checkpoint")

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from makeway_quota.autoscale.providers.memory import MemoryProvider
 from makeway_quota.control.machines import deployment_driver, machine_loop
 from makeway_quota.control.machines.cycle_demand import CycleDemand
 from makeway_quota.control.machines.machine_loop import MachineLoop
-from makeway_quota.control.planner import Planner
+from makeway_quota.engine.restarts import Restarts
 from makeway_quota.quarantine import Quarantine
 from makeway_quota.services import machine_outlook
 from makeway_quota.store import Store, open_store
@@ -31,7 +31,7 @@ from makeway_quota.store.errors import NotLeading
 from makeway_quota.store.records import NewWorkload
 from makeway_quota.store.rows import initial_record
 from makeway_quota.values import Notice, Place
-from running import running
+from running import python, running
 from sqlalchemy import event
 
 DOCUMENT = """
@@ -658,11 +658,39 @@ async def test_an_error_where_moves_are_looked_for_stops_neither_cycles_nor_step
     (tmp_path / "service").mkdir()
     async with running(tmp_path / "service") as run:
         seen = run.service.components.world
-        known = await world.loop.known(seen, Planner(seen), (), world.now, world.now)
+        known = await world.loop.known(seen, (), world.now, world.now)
     assert asked
     assert known.restartable == known.moved == frozenset()
     assert [one.step for one in world.loop.quarantine.entries] == [machine_loop.ASKING]
     assert world.loop.notices(known, world.now).changes == []
+
+
+async def test_moves_are_looked_for_with_what_the_cycle_has_started(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that its plan found waiting takes room now."""
+    found: list[Restarts] = []
+
+    def noted(known: CycleDemand, machines: object, restarts: Callable[[], Restarts], *rest: object) -> CycleDemand:
+        found.append(restarts())
+        return known
+
+    world.store.deployments.save(
+        "cloud", DOCUMENT.format(name="cloud", machines=3) + "moves: {every: 60}\n", 0, "admin", world.now
+    )
+    [machine] = await world.grown("job-1")
+    world.needs(busy=(machine.id,))
+    await world.turn(90)
+    monkeypatch.setattr(machine_loop, "machines_to_empty", lambda *args: {"cloud": [machine]})
+    monkeypatch.setattr(machine_loop, "restartable", noted)
+    (tmp_path / "service").mkdir()
+    async with running(tmp_path / "service") as run:
+        seen = run.service.components.world
+        job = await run.submit("ana", "x", python("import time; time.sleep(60)"), profile="gpu1")
+        await run.job(job.id, "running", seconds=20)
+        await world.loop.known(seen, (), world.now, time.time())
+        await run.client("ana").cancel(job.id)
+    assert [one.elsewhere((), [job.id]) is not None for one in found] == [True], "it runs, and would start again"
 
 
 async def test_reports_for_a_step_that_fails_are_kept_once_for_each_machine(

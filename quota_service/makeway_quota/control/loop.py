@@ -304,7 +304,7 @@ class Loop:
         """Report what this cycle knows of the work that machines are for."""
         if (machines := self.machine_loop) is None or not machines.active or self._demand is None:
             return
-        known = await machines.known(self.world, self._planner, self._demand, observed_at, now := self.clock())
+        known = await machines.known(self.world, self._demand, observed_at, now := self.clock())
         if await self._commit(machines.notices(known, now), now):
             self.wake()  # the next cycle orders what was noticed
         machines.planned(known, self.term)

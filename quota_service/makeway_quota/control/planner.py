@@ -59,11 +59,6 @@ class Planner:
         async with self._lock:
             return await self._plan(rows, now, explain)
 
-    async def snapshot(self, now: float) -> Snapshot | None:
-        """Return what the newest plan was made of, at a time; None where the engine has to be built anew."""
-        async with self._lock:
-            return None if self._incremental is None else self._incremental.snapshot(now)
-
     async def _plan(self, rows: Mapping[str, Workload], now: float, explain: bool) -> Plan:
         incremental, self._incremental = self._incremental, None
         loop = asyncio.get_running_loop()

@@ -27,6 +27,8 @@ from .world.corrected_times import CorrectedTimes
 
 SKEW = 60.0
 """Seconds that a node's clock may be ahead of ours."""
+SAME_TIME = 1.0
+"""Seconds by which the time from a notice to its deadline may differ from the grace of its job"""
 
 QUARANTINE_STEP = "reading the report of its attempt"
 NO_DOCUMENT = Document()
@@ -168,7 +170,9 @@ class _AttemptEnds:
     def _evicted(self, row: Workload, status: AttemptStatus, notice: Notice) -> None:
         progress = self._saved(row, status)
         if status.killed:
-            message = outcomes.killed_at_deadline(job_name(row), row.grace, progress)
+            whole = abs(notice.deadline - notice.at - row.grace) < SAME_TIME
+            why = notice.reason if notice.kind in ("give_back", "machine_ends") else ""
+            message = outcomes.killed_at_deadline(job_name(row), row.grace if whole else None, progress, why)
         elif notice.kind in ("give_back", "machine_ends"):
             moved, error = notice.kind == "give_back", _unexpected_end(row, status)
             message = outcomes.left_machine(job_name(row), progress, error, moved=moved)

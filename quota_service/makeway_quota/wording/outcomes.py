@@ -224,9 +224,14 @@ def left_machine(job: str, progress: SavedWork, error: str = "", *, moved: bool 
     return f"{job} {left} {why}; {saved}. {_goes_on(progress)}"
 
 
-def killed_at_deadline(job: str, grace: float, progress: SavedWork) -> str:
-    """Return that a job was killed because it was still there after its grace."""
-    return f"{job} did not leave within {duration(grace)} and was killed; {progress.with_loss}. {_goes_on(progress)}"
+def killed_at_deadline(job: str, grace: float | None, progress: SavedWork, why: str = "") -> str:
+    """Return that a job was killed because it was still there after its grace; None where it had another time to save.
+
+    `why`: the sentence that it was told, where its machine was to go.
+    """
+    within = "in time" if grace is None else f"within {duration(grace)}"
+    cause = f": {why[0].lower()}{why[1:].rstrip('.')}" if why else ""
+    return f"{job} did not leave {within} and was killed{cause}; {progress.with_loss}. {_goes_on(progress)}"
 
 
 def _goes_on(progress: SavedWork) -> str:

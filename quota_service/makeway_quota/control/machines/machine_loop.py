@@ -31,7 +31,6 @@ from ...quarantine import Quarantine
 from ...store.records import StoredDeployment
 from ...store.store import Store
 from ..change_set import ChangeSet
-from ..planner import Planner
 from ..replicas.leader import Leader
 from ..restarting_tasks import is_cancelled
 from ..world.clock_steps import ClockSteps
@@ -158,9 +157,7 @@ class MachineLoop:
         result = {name: name for name, node in nodes.items() if node.backend == BACKEND}
         return {**result, **self._cluster_machines()}
 
-    async def known(
-        self, world: World, planner: Planner, demand: Iterable[Demand], began: float, now: float
-    ) -> CycleDemand:
+    async def known(self, world: World, demand: Iterable[Demand], began: float, now: float) -> CycleDemand:
         """Return what a cycle knows at its end, which observed the nodes at `began`."""
         self._observe_clock()
         questions = [one for driver in self._drivers.values() if (one := driver.move_question(now)) is not None]
@@ -169,21 +166,23 @@ class MachineLoop:
         if questions:
             self._answer = frozenset(), -math.inf
             with self.quarantine.step(ASKING):
-                known = await self._asked(known, questions, world, planner, now)
+                known = await self._asked(known, questions, world, now)
                 self._answer = known.restartable, self._monotonic()
         elif self._monotonic() - self._answer[1] < ANSWER_SECONDS:
             known = known.with_answers(restartable=self._answer[0])
         return known
 
     async def _asked(
-        self, known: CycleDemand, questions: Sequence[MoveQuestion], world: World, planner: Planner, now: float
+        self, known: CycleDemand, questions: Sequence[MoveQuestion], world: World, now: float
     ) -> CycleDemand:
-        """Return what is known, with the machines that can be emptied and those whose jobs get their notices now."""
+        """Return what is known, with the machines that can be emptied and those whose jobs get their notices now.
+
+        The engine is asked with the commits of this cycle: what its plan has started takes room.
+        """
         machines = await asyncio.to_thread(machines_to_empty, known, questions, now)
-        snapshot = await planner.snapshot(now) if any(machines.values()) else None
-        asked = None if snapshot is None else partial(Restarts, snapshot)
-        leaves = partial(world.people.excludes, document=world.document)
-        if asked is not None:
+        if any(machines.values()):
+            asked = partial(Restarts, world.snapshot(await world.rows_as_of_now(), now))
+            leaves = partial(world.people.excludes, document=world.document)
             known = await asyncio.to_thread(restartable, known, machines, asked, leaves)
         return await asyncio.to_thread(_with_notices, known, questions)
 

@@ -58,18 +58,18 @@ def machines_to_empty(
 def restartable(
     known: CycleDemand,
     machines: Mapping[str, Sequence[Machine]],
-    restarts: Callable[[], Restarts | None],
+    restarts: Callable[[], Restarts],
     stays: Callable[[Workload], bool] = lambda row: False,
 ) -> CycleDemand:
     """Return what is known, with the first machine of each deployment whose jobs would all start elsewhere.
 
     All of them are emptied together, also with those whose jobs have their notice for that. A machine that drains
-    already comes first. `restarts`: called where there is something to ask, None where the engine cannot be asked.
+    already comes first. `restarts`: called where there is something to ask.
     `stays`: whether a job could not start again for a reason that the engine does not know.
     """
-    asked = restarts() if any(machines.values()) else None
-    if asked is None:
+    if not any(machines.values()):
         return known
+    asked = restarts()
     asked.leave((), [row.id for row in known.rows if _leaves(row)])
     result = set[str]()
     for rows in sorted(machines.values(), key=lambda rows: not any(row.drain == "move" for row in rows)):
