@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+from urllib.parse import urlsplit
 
 from ..launcher.outage import write_line
 from .options import WrongOptions, complain, read_options
@@ -45,6 +47,8 @@ def main(words: list[str]) -> int:
                 time.sleep(10.0)
                 continue
             go_on_unpacked(folder, words)
+    if urlsplit(options.url).scheme != "https":
+        leave_out_tls()
     from .machine_agent import MachineAgent
     from .machine_folder import FolderInUse, MachineFolder
 
@@ -57,6 +61,12 @@ def main(words: list[str]) -> int:
         log(f"{options.state} cannot be used: {error}")
         return FAILED
     return MachineAgent(options, state, log=log).run()
+
+
+def leave_out_tls() -> None:
+    """Keep `ssl` out of the memory of an agent whose service has a plain address: `http.client` does without it."""
+    if "ssl" not in sys.modules:
+        sys.modules["ssl"] = None  # type: ignore[assignment]  # its import fails, as where Python has none
 
 
 def log(sentence: str) -> None:

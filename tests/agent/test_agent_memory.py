@@ -1,0 +1,37 @@
+"""What an agent takes of a machine's memory, on the Python of the distribution."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from agent.machine_service import MachineService
+from agent.machines import TestMachine
+from pods import wait_until
+
+MB = 1_000_000
+MOST = 20 * MB
+DEBIAN = "/usr/bin/python3"
+
+
+def memory(pid: int) -> dict[str, int]:
+    """Return the resident memory of a process in bytes, and its share of what others have mapped, too."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    sizes = (line.split() for line in lines if line.startswith(("Rss:", "Pss:")))
+    return {name.rstrip(":"): 1024 * int(size) for name, size, *_ in sizes}
+
+
+def test_an_agent_of_a_plain_address_that_has_run_jobs_takes_less_than_20_mb(
+    machine: TestMachine, service: MachineService
+) -> None:
+    service.join_answer = {"init_script": "head -c 20000000 /dev/zero | tr '\\0' x"}
+    names = [f"j-{number}" for number in range(4)]
+    for name in names:
+        service.commands[name] = ["sh", "-c", "echo done"]
+    agent = machine.start(gpus="4", python=DEBIAN if os.access(DEBIAN, os.X_OK) else sys.executable)
+    machine.joined()
+    service.order(*(service.worker(name, devices=[at]) for at, name in enumerate(names)))
+    wait_until(lambda: list(service.states().values()) == ["exited"] * len(names), "the ends of the jobs")
+    used = memory(agent.pid)
+    assert used["Pss"] <= used["Rss"] < MOST, used
