@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from makeway_api.quantities import count
 from makeway_quota.autoscale.deployment import Deployment, MachineType, MoveRules
 from makeway_quota.engine import GPU, Pool, Profile, QuotaLine, TeamQuota
 from makeway_quota.simulate.cluster import SimulatedCluster
 from makeway_quota.simulate.incremental import IncrementalPlanner
 from makeway_quota.simulate.planner import FullPlanner, ReplayPlanner
 from makeway_quota.simulate.replay import Outcome, replay
+from makeway_quota.simulate.report import summary, text
 from makeway_quota.simulate.trace import Arrival
 
 FOUR = MachineType("g4", "cloud", "big", gpus=4, max_machines=4, idle_timeout=300)
@@ -36,14 +38,20 @@ def played(lend: int | None, planner: type[FullPlanner | IncrementalPlanner], mi
 
 @pytest.mark.parametrize("planner", [FullPlanner, IncrementalPlanner])
 def test_jobs_move_where_the_quota_lends_what_is_free(planner: type[FullPlanner | IncrementalPlanner]) -> None:
-    assert played(None, planner).meter.moves > 0
+    outcome = played(None, planner)
+    assert outcome.meter.moves > 0
+    numbers, hours = summary(outcome), (outcome.ended - outcome.began) / 3600
+    assert (numbers["moves"], numbers["moves_per_hour"]) == (outcome.meter.moves, round(outcome.meter.moves / hours, 4))
+    moved = count(outcome.meter.moves, "job was", "jobs were")
+    assert f"To give machines back, {moved} moved ({outcome.meter.moves / hours:.2g} an hour)." in text([numbers])
 
 
 @pytest.mark.parametrize("planner", [FullPlanner, IncrementalPlanner])
 def test_no_job_moves_off_gpus_that_it_would_not_get_back(planner: type[FullPlanner | IncrementalPlanner]) -> None:
     """Without the drained machine, all that is free is kept for another team."""
     outcome = played(0, planner)
-    assert outcome.meter.moves == 0
+    assert outcome.meter.moves == summary(outcome)["moves"] == 0
+    assert "moved" not in text([summary(outcome)])
     assert {job.id: job.delay for job in outcome.meter.finished if job.id in ENDS and job.delay > 1000} == {}
     assert len(outcome.meter.finished) == 12
 

@@ -7,6 +7,7 @@ from math import ceil
 from statistics import mean
 from typing import Any
 
+from makeway_api.quantities import count
 from makeway_api.tables import Column, text_table
 
 from ..autoscale.budget import UNIT
@@ -32,6 +33,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     big = [done.delay / HOUR for done in meter.finished if done.gpus >= WHOLE_NODE]
     waits = [done.started - done.submit for done in meter.finished]
     capacity = outcome.capacity
+    hours = (outcome.ended - outcome.began) / HOUR
     used = [moment.used / GPU for moment in meter.moments]
     return {
         "name": outcome.name,
@@ -50,6 +52,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "machine_hours": round(sum(use.seconds for use in outcome.machines) / HOUR, 2),
         "spend": _spend(outcome.machines),
         "machines": [_use(use) for use in outcome.machines],
+        "moves": meter.moves,
+        "moves_per_hour": round(meter.moves / hours, 4) if hours else 0.0,
         "unserved_guarantee_gpu_h": round(meter.unserved_gpu_hours, 2),
         "preemptions": sum(meter.preemptions.values()),
         "waste_percent": round(100 * meter.lost / GPU / outcome.work, 4) if outcome.work else 0.0,
@@ -151,7 +155,15 @@ def machines_sentence(numbers: Numbers) -> str:
     spend = " and ".join(money(amount, currency) for currency, amount in numbers["spend"].items())
     waits = f"jobs waited {_seconds(numbers['wait_mean_s'])} on average, 95 % of them {_seconds(numbers['wait_p95_s'])}"
     left = f"; {numbers['still_waiting']:,} still waited at the end" if numbers["still_waiting"] else ""
-    return f"In all {numbers['machine_hours']:,.2f} machine-hours, {spend}; {waits} at most{left}."
+    return f"In all {numbers['machine_hours']:,.2f} machine-hours, {spend}; {waits} at most{left}.{_moves(numbers)}"
+
+
+def _moves(numbers: Numbers) -> str:
+    """Return how often jobs were moved; "" where none was."""
+    if not numbers["moves"]:
+        return ""
+    moved = count(numbers["moves"], "job was", "jobs were")
+    return f" To give machines back, {moved} moved ({numbers['moves_per_hour']:.2g} an hour)."
 
 
 def _seconds(value: float) -> str:
