@@ -129,7 +129,7 @@ def badge(offer: Offer) -> str:
     if offer.code == "ready_after_reclaim":
         return "Ready soon" if offer.seconds is None else f"Ready in ≤ {duration(offer.seconds)}"
     if offer.code == "ready_after_launch":
-        return "Machine coming" if offer.seconds is None else f"Ready in about {duration(offer.seconds)}"
+        return "Starts a machine" if offer.seconds is None else f"Ready in about {duration(offer.seconds)}"
     if offer.code == "waits":
         return "Would wait"
     return "Over quota" if preemptible_helps(offer) else "Not available"

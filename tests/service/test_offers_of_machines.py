@@ -124,7 +124,7 @@ async def test_the_picker_offers_notebooks_machines_of_a_cluster_and_none_that_j
         html = Picker("ana", "/hub/", "/services/makeway/").render(await table(world, "session"), None, {})
         row = re.search(r'data-queue="rnd/gpu2" data-code="ready_after_launch".*?</label>', html, re.S)
         assert row is not None
-        assert '<span class="badge mw-badge">Machine coming</span>' in row[0]
+        assert '<span class="badge mw-badge">Starts a machine</span>' in row[0]
         assert f'<span class="mw-message small">{STARTED.format(0)}</span>' in row[0]
         assert "disabled" not in row[0]
 

@@ -39,7 +39,7 @@ def test_every_row_shows_what_can_be_had_now_and_which_jobs_make_way() -> None:
     assert "virtual GPUs" in html
 
 
-@pytest.mark.parametrize(("seconds", "badge"), [(180, "Ready in about 3 min"), (None, "Machine coming")])
+@pytest.mark.parametrize(("seconds", "badge"), [(180, "Ready in about 3 min"), (None, "Starts a machine")])
 def test_a_profile_for_which_a_machine_would_be_started_can_be_chosen(seconds: int | None, badge: str) -> None:
     message = "A machine of type g2 would be started: about 3.10 EUR/h."
     update = {"code": "ready_after_launch", "seconds": seconds, "message": message, "reason": None}

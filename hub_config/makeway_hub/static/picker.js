@@ -20,7 +20,7 @@ function badge(offer) {
   if (offer.code === "ready_after_reclaim")
     return offer.seconds === null ? "Ready soon" : `Ready in ≤ ${duration(offer.seconds)}`;
   if (offer.code === "ready_after_launch")
-    return offer.seconds === null ? "Machine coming" : `Ready in about ${duration(offer.seconds)}`;
+    return offer.seconds === null ? "Starts a machine" : `Ready in about ${duration(offer.seconds)}`;
   if (offer.code === "waits") return "Would wait";
   return preemptibleHelps(offer) ? "Over quota" : "Not available";
 }
