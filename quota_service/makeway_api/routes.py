@@ -25,7 +25,7 @@ from .models import (
     JobStorage,
     LogChunk,
     MachineDetail,
-    MachineEvent,
+    MachineLogEntry,
     MachinePage,
     Me,
     MoveRequest,
@@ -389,9 +389,9 @@ class Routes(Generic[J]):
         return self._do(Call("POST", f"/deployments/{_q(name)}/machines/{_q(id)}/console", _as(MachineDetail)))
 
     def deployment_log(self, name: str, limit: int | None = None, before: int | None = None) -> Any:
-        """Return the log of a deployment, newest first → list[MachineEvent]."""
+        """Return the log of a deployment, newest first → list[MachineLogEntry]."""
         params = {"limit": limit, "before": before}
-        return self._do(Call("GET", f"/deployments/{_q(name)}/log", _as(list[MachineEvent]), params=params))
+        return self._do(Call("GET", f"/deployments/{_q(name)}/log", _as(list[MachineLogEntry]), params=params))
 
 
 def _q(part: str) -> str:

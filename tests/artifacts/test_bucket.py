@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from makeway_api.models import FileIn
-from makeway_quota.artifacts.base import ORPHAN_AGE, ArtifactsUnavailable, put_bytes, whole
+from makeway_quota.artifacts.base import ORPHAN_AGE, ArtifactsUnavailable, put_bytes, read_whole
 from makeway_quota.artifacts.bucket import MARK, ArtifactBucket
 from makeway_quota.artifacts.choice import chosen
 from makeway_quota.artifacts.folder import ArtifactFolder
@@ -50,7 +50,7 @@ def test_objects_of_others_are_left_alone(bucket: str) -> None:
         place._client.put_object(Bucket=bucket, Key=key, Body=b"theirs")
     make_older(bucket, 2 * ORPHAN_AGE)
     assert [stored.digest for part in place.listed() for stored in part] == [digest(data)]
-    assert whole(place, digest(data)) == data
+    assert read_whole(place, digest(data)) == data
 
 
 def test_uploads_of_one_content_on_two_pages_are_seen_together(bucket: str) -> None:
@@ -124,7 +124,7 @@ def test_a_bucket_that_others_took_over_is_neither_cleaned_up_nor_written_to(buc
 def test_a_bucket_that_is_not_there_stops_the_start(environment: dict[str, str], tmp_path: Path) -> None:
     place = ArtifactBucket("s3://not-there")
     with pytest.raises(ArtifactsUnavailable, match="no such bucket; create it, or correct its name"):
-        whole(place, "0" * 64)
+        read_whole(place, "0" * 64)
     with pytest.raises(StoreError, match=r"s3://not-there cannot be used: there is no such bucket"):
         open_store(f"sqlite:///{tmp_path / 'db.sqlite'}", place)
 

@@ -10,7 +10,7 @@ import sys
 import threading
 
 import pytest
-from makeway_quota.artifacts.base import CHUNK, ORPHAN_AGE, Artifacts, Unreadable, put_bytes, whole
+from makeway_quota.artifacts.base import CHUNK, ORPHAN_AGE, Artifacts, Unreadable, put_bytes, read_whole
 from storage import Place
 
 BIG = os.urandom(64) * (20 * 2**14)  # 20 MiB: an upload in parts
@@ -66,7 +66,7 @@ def test_a_content_is_never_in_memory_as_a_whole(place: Place) -> None:
 
 def test_a_content_that_is_missing_or_damaged_is_not_read_to_its_end(place: Place) -> None:
     with pytest.raises(Unreadable, match="missing"):
-        whole(place.artifacts, "0" * 64)
+        read_whole(place.artifacts, "0" * 64)
     name = put(place.artifacts, BIG)
     place.overwrite(BIG[:-1] + b"!")
     chunks = place.artifacts.read(name)
@@ -79,7 +79,7 @@ def test_a_content_that_is_missing_or_damaged_is_not_read_to_its_end(place: Plac
 def test_a_name_that_is_no_digest_is_refused(place: Place) -> None:
     for name in ("../lock", "", "A" * 64, "0" * 63):
         with pytest.raises(ValueError, match="no SHA-256"):
-            whole(place.artifacts, name)
+            read_whole(place.artifacts, name)
         with pytest.raises(ValueError, match="no SHA-256"):
             put_bytes(place.artifacts, name, b"")
 
@@ -90,7 +90,7 @@ def test_chunks_that_are_not_the_content_leave_nothing(place: Place, size: int) 
         place.artifacts.put(digest(b"other"), size, [BIG[:size]])
     assert listed(place.artifacts) == []
     with pytest.raises(Unreadable, match="missing"):
-        whole(place.artifacts, digest(b"other"))
+        read_whole(place.artifacts, digest(b"other"))
 
 
 def test_writers_of_the_same_content_do_not_disturb_each_other(place: Place) -> None:
@@ -100,7 +100,7 @@ def test_writers_of_the_same_content_do_not_disturb_each_other(place: Place) -> 
     def write() -> None:
         try:
             put(place.artifacts, data)
-            assert whole(place.artifacts, digest(data)) == data
+            assert read_whole(place.artifacts, digest(data)) == data
         except BaseException as error:
             errors.append(error)
 
@@ -116,7 +116,7 @@ def test_writers_of_the_same_content_do_not_disturb_each_other(place: Place) -> 
             if not stored.digest:
                 assert place.artifacts.remove(stored, place.artifacts.now() - ORPHAN_AGE)
     assert listed(place.artifacts) == [digest(data)], "one copy is left, and it is whole"
-    assert whole(place.artifacts, digest(data)) == data
+    assert read_whole(place.artifacts, digest(data)) == data
 
 
 def test_only_what_is_old_is_removed_and_a_writer_refreshes_it(place: Place) -> None:
@@ -128,14 +128,14 @@ def test_only_what_is_old_is_removed_and_a_writer_refreshes_it(place: Place) -> 
     [[old]] = [part for part in artifacts.listed() if part]
     put(artifacts, b"content")  # between a list and a removal
     artifacts.remove(old, artifacts.now() - ORPHAN_AGE)
-    assert whole(artifacts, name) == b"content"
+    assert read_whole(artifacts, name) == b"content"
     place.age(2 * ORPHAN_AGE)
     for part in artifacts.listed():
         for stored in part:
             assert artifacts.remove(stored, artifacts.now() - ORPHAN_AGE)
     assert listed(artifacts) == []
     with pytest.raises(Unreadable, match="missing"):
-        whole(artifacts, name)
+        read_whole(artifacts, name)
 
 
 KILLED = """
@@ -158,7 +158,7 @@ def test_a_writer_that_is_killed_leaves_no_content(place: Place) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
     content = digest(b"k" * (20 * 2**20))
     with pytest.raises(Unreadable, match="missing"):
-        whole(place.artifacts, content)
+        read_whole(place.artifacts, content)
     [rest] = [stored for part in place.artifacts.listed() for stored in part]
     assert rest.digest == "", "what the write left is no content"
     now = place.artifacts.now()
@@ -167,4 +167,4 @@ def test_a_writer_that_is_killed_leaves_no_content(place: Place) -> None:
     assert place.artifacts.remove(rest, now + 60)
     assert listed(place.artifacts) == []
     assert put(place.artifacts, b"k" * (20 * 2**20)) == content
-    assert len(whole(place.artifacts, content)) == 20 * 2**20
+    assert len(read_whole(place.artifacts, content)) == 20 * 2**20

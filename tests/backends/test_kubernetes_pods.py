@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from makeway_quota.backends.base import BackendError, StartOrder
-from makeway_quota.backends.kubernetes.attempts.pod_ends import gone, hosts_of
+from makeway_quota.backends.kubernetes.attempts.pod_ends import end_of_deleted_pods, hosts_of
 from makeway_quota.backends.kubernetes.attempts.pod_states import JobPod, project_job_pod
 from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
 from makeway_quota.backends.kubernetes.cluster.nodes import toleration
@@ -759,24 +759,26 @@ def test_a_pod_whose_worker_never_began_says_so(kept: JobPod, says: str) -> None
 def test_a_pod_whose_worker_ended_is_over_while_others_of_its_containers_run() -> None:
     kept = pod("Running", **over(0))
     assert (kept.present, kept.over) == (False, False)
-    assert hosts_of([kept], RUNS, over=[0]).present is False
+    assert hosts_of([kept], RUNS, reported_workers=[0]).present is False
 
 
 def test_an_attempt_is_there_while_one_of_its_pods_is() -> None:
     ends = [pod("Failed", worker=0, workers=2, **over(1)), pod("Running", worker=1, workers=2)]
-    assert hosts_of(ends, RUNS, over=[0]) == WorkerHosts(2)
+    assert hosts_of(ends, RUNS, reported_workers=[0]) == WorkerHosts(2)
     incomplete = hosts_of(ends[1:], RUNS)
     assert (incomplete.waiting_reason, incomplete.message) == ("incomplete", "1 of its 2 pods are not there")
-    assert hosts_of(ends[1:], RUNS, over=[0]) == WorkerHosts(2), "one that has reported its end needs no pod"
+    assert hosts_of(ends[1:], RUNS, reported_workers=[0]) == WorkerHosts(2), (
+        "one that has reported its end needs no pod"
+    )
 
 
 def test_the_first_pod_that_ends_without_a_report_decides_for_its_gang() -> None:
     killed = pod("Failed", worker=1, workers=3, **over(137, "OOMKilled"))
     gang = [pod(worker=0, workers=3), killed, pod("Succeeded", worker=2, workers=3, **over(0))]
-    result = hosts_of(gang, RUNS, over=[2])
+    result = hosts_of(gang, RUNS, reported_workers=[2])
     assert (result.present, result.exit_code) == (False, 137)
     assert result.message == "worker 1: its node ran out of memory"
-    lost = hosts_of([gang[0], pod("Failed", node="n3", worker=1, workers=3), gang[2]], RUNS, over=[2])
+    lost = hosts_of([gang[0], pod("Failed", node="n3", worker=1, workers=3), gang[2]], RUNS, reported_workers=[2])
     assert (lost.present, lost.node_lost, lost.message) == (False, True, "worker 1: its node n3 is gone")
 
 
@@ -798,6 +800,6 @@ def test_a_gang_of_which_one_worker_used_more_of_its_node_than_it_requested_does
 
 def test_a_pod_that_was_deleted_while_it_ran_is_judged_by_its_last_state() -> None:
     drained = pod(**condition("DisruptionTarget", "True", "DeletionByTaintManager", "no execute"))
-    assert gone([drained], RUNS).node_lost
-    assert not gone([pod()], RUNS).node_lost
-    assert gone([pod(node="n3")], RUNS).message == "its node n3 is gone"
+    assert end_of_deleted_pods([drained], RUNS).node_lost
+    assert not end_of_deleted_pods([pod()], RUNS).node_lost
+    assert end_of_deleted_pods([pod(node="n3")], RUNS).message == "its node n3 is gone"

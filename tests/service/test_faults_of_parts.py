@@ -64,8 +64,8 @@ def test_a_notice_that_cannot_be_timed_keeps_no_other(monkeypatch: pytest.Monkey
     notice = Notice("reclaim", at=0.0, deadline=10.0)
     rows = [row(id, kind="session", state="checkpointing", notice=notice) for id in ("bad", "good")]
     rows[0] = rows[0]._replace(notice=replace(notice, deadline="soon"))  # type: ignore[arg-type]
-    monkeypatch.setattr(actuate, "_passed", lambda notice, now: float(notice.deadline) - notice.at)
-    assert set(actuator._late(rows, 20.0)) == {"good"}
+    monkeypatch.setattr(actuate, "_grace_passed", lambda notice, now: float(notice.deadline) - notice.at)
+    assert set(actuator._sessions_past_notice(rows, 20.0)) == {"good"}
     assert actuator.quarantine.all("workload") == {"bad"}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from makeway_quota.backends.base import BackendError, BackendUnavailable, NodeStatus, Phase, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.control.actuate import AT_ONCE, Actuator, Started
+from makeway_quota.control.actuate import MAX_CONCURRENT_STARTS, Actuator, StartResults
 from makeway_quota.control.change_set import ChangeSet, decide
 from makeway_quota.control.replicas.leader import Leader
 from makeway_quota.services.jobs import submission_check
@@ -57,15 +57,15 @@ async def leader(store: Store) -> AsyncIterator[Leader]:
 
 async def test_a_started_attempt_is_not_started_again_in_the_same_cycle(store: Store, leader: Leader) -> None:
     backend = MemoryBackend([NODE])
-    orders, seen, started_now = Actuator(store, backend, leader), await backend.observe(), Started()
+    orders, seen, started_now = Actuator(store, backend, leader), await backend.observe(), StartResults()
     orders.begin_term(leader.check())
     starting, waits = row("j-00000001", "starting"), row("j-00000002")
-    await orders.begin([starting, waits], 2.0, started_now)
+    await orders.start([starting, waits], 2.0, started_now)
     assert list(backend.attempts) == [(starting.id, 1)], "a pending job is not started"
     cancelled = starting._replace(cancel_requested=True)
     failed = await orders.actuate({cancelled.id: cancelled}, seen, 2.0, started_now)
     assert not failed.changes, "it was just started: the next cycle, which observes it, ends it"
-    await orders.actuate({cancelled.id: cancelled}, await backend.observe(), 3.0, Started())
+    await orders.actuate({cancelled.id: cancelled}, await backend.observe(), 3.0, StartResults())
     assert backend.attempts[(starting.id, 1)].status.phase is Phase.EXITED
     assert backend.starts == 1
 
@@ -73,11 +73,11 @@ async def test_a_started_attempt_is_not_started_again_in_the_same_cycle(store: S
 async def test_a_cancelled_job_is_not_started_and_a_failed_start_is_recorded(store: Store, leader: Leader) -> None:
     backend = MemoryBackend([NODE])
     backend.refusals["j-00000002"] = "No such image."
-    orders, seen, started_now = Actuator(store, backend, leader), await backend.observe(), Started()
+    orders, seen, started_now = Actuator(store, backend, leader), await backend.observe(), StartResults()
     orders.begin_term(leader.check())
     cancelled = row("j-00000001", "starting")._replace(cancel_requested=True)
     refused = row("j-00000002", "starting")
-    await orders.begin([cancelled, refused], 2.0, started_now)
+    await orders.start([cancelled, refused], 2.0, started_now)
     failed = await orders.actuate({cancelled.id: cancelled, refused.id: refused}, seen, 2.0, started_now)
     assert {change.workload: change.fields["state"] for change in failed.changes} == {
         cancelled.id: "cancelled",
@@ -107,14 +107,14 @@ class Slow(MemoryBackend):
 
 
 async def test_a_backend_elsewhere_starts_some_attempts_at_the_same_time(store: Store, leader: Leader) -> None:
-    backend, started = Slow(), Started()
+    backend, started = Slow(), StartResults()
     orders = Actuator(store, backend, leader)
     orders.begin_term(leader.check())
-    rows = [row(f"j-{number:08d}", "starting") for number in range(2 * AT_ONCE + 3)]
-    refused, later = rows[1].id, rows[AT_ONCE].id
+    rows = [row(f"j-{number:08d}", "starting") for number in range(2 * MAX_CONCURRENT_STARTS + 3)]
+    refused, later = rows[1].id, rows[MAX_CONCURRENT_STARTS].id
     backend.errors = {refused: BackendError("No such image."), later: BackendUnavailable("It does not answer.")}
-    await orders.begin([*rows, row("j-waits")], 2.0, started)
-    assert backend.most == AT_ONCE
+    await orders.start([*rows, row("j-waits")], 2.0, started)
+    assert backend.most == MAX_CONCURRENT_STARTS
     assert {id for id, _ in backend.attempts} == {item.id for item in rows} - {refused, later}
     assert [(change.workload, change.fields["state"]) for change in started.failed.changes] == [(refused, "failed")]
     assert [change.workload for change in started.reasons.changes] == [later], "its owner is told why"
@@ -123,14 +123,14 @@ async def test_a_backend_elsewhere_starts_some_attempts_at_the_same_time(store: 
 
 
 async def test_a_replica_that_leads_no_more_starts_no_further_attempts(store: Store, leader: Leader) -> None:
-    backend, started = Slow(), Started()
+    backend, started = Slow(), StartResults()
     orders = Actuator(store, backend, leader)
     orders.begin_term(leader.check())
-    rows = [row(f"j-{number:08d}", "starting") for number in range(2 * AT_ONCE)]
+    rows = [row(f"j-{number:08d}", "starting") for number in range(2 * MAX_CONCURRENT_STARTS)]
     backend.errors = {rows[2].id: NotLeading("for the test")}
     with pytest.raises(NotLeading, match="for the test"):
-        await orders.begin(rows, 2.0, started)
-    assert {id for id, _ in backend.attempts} == {item.id for item in rows[:AT_ONCE]} - {rows[2].id}
+        await orders.start(rows, 2.0, started)
+    assert {id for id, _ in backend.attempts} == {item.id for item in rows[:MAX_CONCURRENT_STARTS]} - {rows[2].id}
 
 
 async def test_hundreds_start_once_each_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

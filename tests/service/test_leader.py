@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from makeway_quota.backends.base import NodeStatus, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.control.actuate import TAKEOVER_GRACE, Actuator, Started
+from makeway_quota.control.actuate import TAKEOVER_GRACE, Actuator, StartResults
 from makeway_quota.control.replicas.leader import Instant, Leader
 from makeway_quota.store import Deposed, StoreError, open_store
 from makeway_quota.store.errors import NotLeading
@@ -217,7 +217,7 @@ async def test_no_order_of_any_kind_leaves_a_replica_that_does_not_lead(tmp_path
     assert await leader.acquire()
     actuator.begin_term(leader.check())
     for item in (starting, noticed, cancelled, over):
-        await actuator.begin([item._replace(state="starting")], 1.0, Started())
+        await actuator.start([item._replace(state="starting")], 1.0, StartResults())
     backend.finish(over.id, 1)
     backend.orders.clear()
     notice = Notice("owners come back", 1.0, 31.0)
@@ -233,22 +233,22 @@ async def test_no_order_of_any_kind_leaves_a_replica_that_does_not_lead(tmp_path
     seen = await backend.observe()
     for given in ({id: item} for id, item in rows.items()):
         with pytest.raises(NotLeading):
-            await actuator.actuate(given, seen, 2.0, Started())
+            await actuator.actuate(given, seen, 2.0, StartResults())
     with pytest.raises(NotLeading):
-        await actuator.actuate({}, seen, 2.0, Started())  # leftovers: kill what runs, forget what is over
+        await actuator.actuate({}, seen, 2.0, StartResults())  # leftovers: kill what runs, forget what is over
     with pytest.raises(NotLeading):
-        await actuator.begin([row(6, "starting")], 2.0, Started())
+        await actuator.start([row(6, "starting")], 2.0, StartResults())
     with pytest.raises(NotLeading):
         await actuator.purge(over.id, "rnd")
     assert backend.orders == []
     assert await leader.acquire()
     with pytest.raises(NotLeading):
-        await actuator.begin([row(6, "starting")], 2.0, Started())  # a cycle of the term before
+        await actuator.start([row(6, "starting")], 2.0, StartResults())  # a cycle of the term before
     assert not actuator.may_act()
     assert backend.orders == []
     actuator.begin_term(leader.check())
     assert actuator.may_act()
-    await actuator.actuate({starting.id: starting, **rows}, seen, 2.0, Started())
+    await actuator.actuate({starting.id: starting, **rows}, seen, 2.0, StartResults())
     assert await actuator.purge(over.id, "rnd")
     assert sorted(backend.orders) == ["forget", "kill", "notice", "purge", "start"]
     await leader.close()
@@ -280,12 +280,14 @@ async def test_a_clock_that_jumps_does_not_shorten_the_grace_of_a_session(tmp_pa
     rows = noticed_session(30.0)
     seen = await Recorder().observe()
     async with acting(tmp_path, lambda: at) as (_, actuator):
-        assert not (await actuator.actuate(rows, seen, 1.0, Started())).changes
-        assert not (await actuator.actuate(rows, seen, 90_000.0, Started())).changes, "the wall clock jumped by a day"
+        assert not (await actuator.actuate(rows, seen, 1.0, StartResults())).changes
+        assert not (await actuator.actuate(rows, seen, 90_000.0, StartResults())).changes, (
+            "the wall clock jumped by a day"
+        )
         at = 129.9
-        assert not (await actuator.actuate(rows, seen, 90_000.0, Started())).changes
+        assert not (await actuator.actuate(rows, seen, 90_000.0, StartResults())).changes
         at = 130.0
-        ended = await actuator.actuate(rows, seen, -5.0, Started())
+        ended = await actuator.actuate(rows, seen, -5.0, StartResults())
         assert [change.workload for change in ended.changes] == ["s-1"]
 
 
@@ -294,18 +296,18 @@ async def test_a_new_leader_grants_the_rest_of_a_grace_not_a_second_one(tmp_path
     rows = noticed_session(30.0)
     seen = await Recorder().observe()
     async with acting(tmp_path, lambda: at) as (leader, actuator):
-        assert not (await actuator.actuate(rows, seen, 21.0, Started())).changes, "20 of 30 s have passed"
+        assert not (await actuator.actuate(rows, seen, 21.0, StartResults())).changes, "20 of 30 s have passed"
         at = 109.9
-        assert not (await actuator.actuate(rows, seen, 21.0, Started())).changes
+        assert not (await actuator.actuate(rows, seen, 21.0, StartResults())).changes
         at = 110.0
-        assert (await actuator.actuate(rows, seen, 21.0, Started())).changes
+        assert (await actuator.actuate(rows, seen, 21.0, StartResults())).changes
         actuator.begin_term(leader.check())
         at = 500.0
-        assert not (await actuator.actuate(rows, seen, -70.0, Started())).changes, (
+        assert not (await actuator.actuate(rows, seen, -70.0, StartResults())).changes, (
             "its clock is behind: no negative age"
         )
         at = 530.0
-        assert (await actuator.actuate(rows, seen, -70.0, Started())).changes
+        assert (await actuator.actuate(rows, seen, -70.0, StartResults())).changes
 
 
 async def test_a_clock_that_is_ahead_leaves_a_session_some_grace_in_a_new_term(tmp_path: Path) -> None:
@@ -315,8 +317,8 @@ async def test_a_clock_that_is_ahead_leaves_a_session_some_grace_in_a_new_term(t
         for grace, granted in ((30.0, TAKEOVER_GRACE), (4.0, 4.0)):
             actuator.begin_term(leader.check())
             rows = noticed_session(grace)
-            assert not (await actuator.actuate(rows, seen, 90_000.0, Started())).changes
+            assert not (await actuator.actuate(rows, seen, 90_000.0, StartResults())).changes
             at += granted - 0.1
-            assert not (await actuator.actuate(rows, seen, 90_000.0, Started())).changes
+            assert not (await actuator.actuate(rows, seen, 90_000.0, StartResults())).changes
             at += 0.1001
-            assert (await actuator.actuate(rows, seen, 90_000.0, Started())).changes
+            assert (await actuator.actuate(rows, seen, 90_000.0, StartResults())).changes

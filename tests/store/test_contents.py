@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from makeway_quota.artifacts.base import ORPHAN_AGE, Stored, Unreadable, whole
+from makeway_quota.artifacts.base import ORPHAN_AGE, StoredContent, Unreadable, read_whole
 from makeway_quota.artifacts.folder import ArtifactFolder
 from makeway_quota.store import Store, StoreError, open_store
 from makeway_quota.store.errors import FilesUnavailable, FileUnreadable
@@ -201,7 +201,7 @@ def test_a_write_that_ends_during_a_pass_does_not_end_it(
         age(folder / name / ".new-part", 2 * ORPHAN_AGE)
     listed = ArtifactFolder.listed
 
-    def ends(self: ArtifactFolder) -> Iterator[list[Stored]]:
+    def ends(self: ArtifactFolder) -> Iterator[list[StoredContent]]:
         for part in listed(self):
             path = folder / part[0].place
             path.rename(path.with_name("0" * 64))
@@ -237,7 +237,7 @@ def test_an_sqlite_file_has_its_folder_beside_it(sqlite_url: str, tmp_path: Path
 
 def test_a_name_that_is_no_digest_never_becomes_a_path(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no SHA-256"):
-        whole(ArtifactFolder(tmp_path), "../../etc/passwd")
+        read_whole(ArtifactFolder(tmp_path), "../../etc/passwd")
     ArtifactFolder(tmp_path).set_up(used=False, installation="one")
     with pytest.raises(Unreadable, match="missing"):
-        whole(ArtifactFolder(tmp_path), "0" * 64)
+        read_whole(ArtifactFolder(tmp_path), "0" * 64)

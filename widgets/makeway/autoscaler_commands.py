@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from makeway_api.errors import MakewayError
-from makeway_api.models import Deployment, Machine, MachineDetail, MachineEvent
+from makeway_api.models import Deployment, Machine, MachineDetail, MachineLogEntry
 from makeway_api.models.money import costs, gpu_hours, kind, spent
 from makeway_api.quantities import count, listed
 from makeway_api.tables import Column, plain, text_table
@@ -131,7 +131,7 @@ MACHINES: Sequence[Column[Machine, str]] = (
     Column("INSTANCE", lambda one: one.instance or ""),
     Column("WHY", lambda one: one.message or one.reason),
 )
-EVENTS: Sequence[Column[MachineEvent, str]] = (
+EVENTS: Sequence[Column[MachineLogEntry, str]] = (
     Column("ID", lambda one: str(one.id), right=True),
     Column("AT", lambda one: _time(one.at)),
     Column("MACHINE", lambda one: one.machine or "–"),

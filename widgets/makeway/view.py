@@ -83,7 +83,7 @@ def checkpoint(job: Job, now: datetime | None) -> str:
     return f"last checkpoint: {', '.join(parts)}"
 
 
-def named(job: Job) -> str:
+def given_name(job: Job) -> str:
     """Return the name given at submission, or an empty string."""
     return job.name if job.name != job.id else ""
 
@@ -108,7 +108,7 @@ def columns(now: datetime | None, owner: bool = False) -> list[Column[Job, Cell]
     owners: list[Column[Job, Cell]] = [Column("Owner", lambda job: job.owner)] if owner else []
     return [
         Column("ID", lambda job: Code(job.id)),
-        Column("Name", lambda job: named(job) or "–"),
+        Column("Name", lambda job: given_name(job) or "–"),
         Column("State", chip),
         Column("Progress", progress_cell, optional=True),
         Column("GPUs", lambda job: number(job.gpus), right=True),
@@ -145,7 +145,7 @@ def jobs_bundles(
     `problem` says why nothing newer is known, `followed` that the output is kept up to date.
     """
     older: list[Block] = [line(Soft(OLDER))] if more else []
-    state: tuple[Inline, ...] = (Soft(f"State of {full_clock(known_at)};"), *_again("%jobs", "them", followed))
+    state: tuple[Inline, ...] = (Soft(f"State of {full_clock(known_at)};"), *_follow_hint("%jobs", "them", followed))
     if problem:
         state = (Bold(problem), *state)
     elif all(job.state.ended for job in jobs):
@@ -176,7 +176,7 @@ def job_text(job: Job, now: datetime | None = None) -> str:
 
 
 def _title(job: Job) -> str:
-    title = f"Job {job.id}" + (f" {job.name!r}" if named(job) else "")
+    title = f"Job {job.id}" + (f" {job.name!r}" if given_name(job) else "")
     return plain(f"{title}: {state_word(job.state, job.preemptions, job.attempt)}")
 
 
@@ -189,7 +189,9 @@ def job_parts(
     `followed` that the output is kept up to date.
     """
     virtual: list[Inline] = [Chip("virtual GPUs", dashed=True)] if job.virtual else []
-    head: list[Block] = [line(Bold(named(job) or "Job without a name"), chip(job), *virtual, Code(job.id), space=6)]
+    head: list[Block] = [
+        line(Bold(given_name(job) or "Job without a name"), chip(job), *virtual, Code(job.id), space=6)
+    ]
     head += [Facts(steady_facts(job, None)), *_attempts(job)]
     state = line(*_state_of(job, known_at, problem, idle, followed))
     warnings = [Banner(warning, status=False) for warning in job.warnings]
@@ -210,7 +212,7 @@ def job_card(job: Job, now: datetime) -> Markup:
 
 
 def _state_of(job: Job, known_at: datetime, problem: str, idle: bool, followed: bool) -> tuple[Inline, ...]:
-    present = _again(f"%job {job.id}", "it", followed)
+    present = _follow_hint(f"%job {job.id}", "it", followed)
     if problem:
         return (Bold(problem), f"State of {full_clock(known_at)};", *present)
     if job.state.ended:
@@ -221,7 +223,7 @@ def _state_of(job: Job, known_at: datetime, problem: str, idle: bool, followed: 
     return (Soft(f"State of {full_clock(known_at)};"), *present)
 
 
-def _again(command: str, what: str, followed: bool) -> tuple[Inline, ...]:
+def _follow_hint(command: str, what: str, followed: bool) -> tuple[Inline, ...]:
     """Return how to go on from an output that nothing follows: as one that is `followed`, once it is only saved."""
     if not followed:
         return Soft("run"), Code(command), Soft(f"to follow {what}.")
@@ -287,7 +289,7 @@ def _attempts(job: Job) -> list[Block]:
     return [line(f"{title}{earlier}:", space=4), tabulate(ATTEMPT_COLUMNS, newest)]
 
 
-def _history(attempt: Attempt) -> str:
+def _attempt_outcome(attempt: Attempt) -> str:
     ran = (
         f"took {duration(since(attempt.started_at, attempt.ended_at))}"
         if attempt.ended_at
@@ -304,5 +306,5 @@ def _history(attempt: Attempt) -> str:
 
 ATTEMPT_COLUMNS: Sequence[Column[Attempt, Cell]] = (
     Column("Attempt", lambda attempt: str(attempt.number)),
-    Column("What became of it", _history),
+    Column("What became of it", _attempt_outcome),
 )

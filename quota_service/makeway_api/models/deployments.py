@@ -127,7 +127,7 @@ class MachinePage(Wire):
     next: str | None = None
 
 
-class MachineEvent(Wire):
+class MachineLogEntry(Wire):
     """One line of the log of machines; without a machine it is about the whole deployment."""
 
     id: int
@@ -152,5 +152,5 @@ class MachineOutput(Wire):
 class MachineDetail(Machine):
     """A machine with its history, newest first, and its outputs."""
 
-    events: list[MachineEvent] = Field(default_factory=list)
+    events: list[MachineLogEntry] = Field(default_factory=list)
     outputs: list[MachineOutput] = Field(default_factory=list)

@@ -27,7 +27,7 @@ class ArtifactsUnavailable(OSError):
     """The storage is unavailable, so that nothing is known about its contents; the sentence says why."""
 
 
-class Stored(NamedTuple):
+class StoredContent(NamedTuple):
     """A content, or what an interrupted write left (`digest` is empty), as `Artifacts.listed` finds it."""
 
     digest: str
@@ -54,17 +54,17 @@ class Artifacts(Protocol):
     def read(self, digest: str) -> Iterator[bytes]:
         """Yield a content in chunks, the last one only if the digest is right; Unreadable otherwise."""
 
-    def listed(self) -> Iterator[list[Stored]]:
+    def listed(self) -> Iterator[list[StoredContent]]:
         """Yield all contents and what interrupted writes left, page by page."""
 
-    def entries(self, digest: str) -> list[Stored]:
+    def entries(self, digest: str) -> list[StoredContent]:
         """Return what there is of one content."""
 
-    def remove(self, stored: Stored, before: float) -> bool:
+    def remove(self, stored: StoredContent, before: float) -> bool:
         """Remove an entry unless it was written or refreshed since `before` (Unix seconds); return whether it went."""
 
     def now(self) -> float:
-        """Return the time by the clock of `Stored.at`."""
+        """Return the time by the clock of `StoredContent.at`."""
 
     def set_up(self, used: bool, installation: str) -> None:
         """Prepare the storage; OSError with a sentence where that fails, or where it is gone though `used` by rows."""
@@ -73,14 +73,14 @@ class Artifacts(Protocol):
         """Raise ArtifactsUnavailable unless the storage is available."""
 
 
-def checked(digest: str) -> str:
+def valid_digest(digest: str) -> str:
     """Return a digest that is safe as a name; ValueError for anything else."""
     if not DIGEST.match(digest):
         raise ValueError(f"{digest!r} is no SHA-256")
     return digest
 
 
-def verified(digest: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
+def verified_chunks(digest: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield chunks, the last one only if all of them are the content of this digest; Unreadable otherwise."""
     known, held = hashlib.sha256(), b""
     for chunk in chunks:
@@ -93,7 +93,7 @@ def verified(digest: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
     yield held
 
 
-def whole(artifacts: Artifacts, digest: str) -> bytes:
+def read_whole(artifacts: Artifacts, digest: str) -> bytes:
     """Return a content in one piece; Unreadable, or OSError while it cannot be read."""
     return b"".join(artifacts.read(digest))
 

@@ -30,7 +30,7 @@ from botocore.exceptions import (
     NoRegionError,
 )
 
-from .base import CHUNK, ORPHAN_AGE, ArtifactsUnavailable, Stored, Unreadable, checked, verified
+from .base import CHUNK, ORPHAN_AGE, ArtifactsUnavailable, StoredContent, Unreadable, valid_digest, verified_chunks
 
 log = logging.getLogger("makeway.artifacts")
 
@@ -77,22 +77,22 @@ class ArtifactBucket:
         with self._explained():
             if not self._marked:
                 self._check_mark()
-            newest, now = self._newest(checked(digest))
+            newest, now = self._newest(valid_digest(digest))
             if not anew and newest is not None and newest.size == size and newest.at > now - RECENT:
                 return
             key = f"{self._prefix}{digest}/{os.urandom(8).hex()}"
-            self._client.upload_fileobj(_Reader(verified(digest, chunks)), self._bucket, key, Config=TRANSFER)
+            self._client.upload_fileobj(_Reader(verified_chunks(digest, chunks)), self._bucket, key, Config=TRANSFER)
 
     def read(self, digest: str) -> Iterator[bytes]:
         """Yield a content in chunks; Unreadable where it is missing or damaged."""
-        yield from verified(digest, self._downloaded(checked(digest)))
+        yield from verified_chunks(digest, self._downloaded(valid_digest(digest)))
 
-    def listed(self) -> Iterator[list[Stored]]:
+    def listed(self) -> Iterator[list[StoredContent]]:
         """Yield uploads; superseded and incomplete ones as what interrupted writes left."""
         with self._explained():
             self._check_mark()
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
-            held: list[Stored] = []  # the uploads of a page's last content: the next page may have more of them
+            held: list[StoredContent] = []  # the uploads of a page's last content: the next page may have more of them
             for page in pages:
                 result = held + [stored for item in page.get("Contents", ()) if (stored := self._stored(item))]
                 held = [stored for stored in result if stored.digest == result[-1].digest]
@@ -100,13 +100,13 @@ class ArtifactBucket:
             yield _superseded(held)
             yield self._incomplete()
 
-    def entries(self, digest: str) -> list[Stored]:
+    def entries(self, digest: str) -> list[StoredContent]:
         """Return the uploads of a content."""
         with self._explained():
             self._check_mark()
-            return self._uploads(checked(digest))[0]
+            return self._uploads(valid_digest(digest))[0]
 
-    def remove(self, stored: Stored, before: float) -> bool:
+    def remove(self, stored: StoredContent, before: float) -> bool:
         """Remove an upload that is older than `before` (Unix seconds); return whether it went."""
         if stored.at >= before:
             return False
@@ -167,12 +167,12 @@ class ArtifactBucket:
             )
         self._used = True
 
-    def _newest(self, digest: str) -> tuple[Stored | None, float]:
+    def _newest(self, digest: str) -> tuple[StoredContent | None, float]:
         """Return the newest upload of a content, and the time by the storage's clock."""
         result, now = self._uploads(digest)
         return max(result, key=lambda stored: (stored.at, stored.place), default=None), now
 
-    def _uploads(self, digest: str) -> tuple[list[Stored], float]:
+    def _uploads(self, digest: str) -> tuple[list[StoredContent], float]:
         answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=f"{self._prefix}{digest}/")
         return [stored for item in answer.get("Contents", ()) if (stored := self._stored(item))], _date(answer)
 
@@ -193,20 +193,20 @@ class ArtifactBucket:
                 return
         raise Unreadable("its content is missing")
 
-    def _stored(self, entry: dict[str, Any]) -> Stored | None:
+    def _stored(self, entry: dict[str, Any]) -> StoredContent | None:
         """Describe an object; None for one that Makeway did not write."""
         digest, _, name = str(entry["Key"])[len(self._prefix) :].partition("/")
         try:
-            checked(digest)
+            valid_digest(digest)
         except ValueError:
             return None
-        return Stored(digest, entry["Key"], entry["Size"], entry["LastModified"].timestamp()) if name else None
+        return StoredContent(digest, entry["Key"], entry["Size"], entry["LastModified"].timestamp()) if name else None
 
-    def _incomplete(self) -> list[Stored]:
+    def _incomplete(self) -> list[StoredContent]:
         """Return the multipart uploads that were never completed."""
         pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=self._prefix)
         return [
-            Stored("", f"{item['Key']}?{item['UploadId']}", 0, item["Initiated"].timestamp())
+            StoredContent("", f"{item['Key']}?{item['UploadId']}", 0, item["Initiated"].timestamp())
             for page in pages
             for item in page.get("Uploads", ())
             if self._stored({"Size": 0, "LastModified": item["Initiated"], "Key": item["Key"]})
@@ -246,9 +246,9 @@ class _Reader(io.RawIOBase):
         return whole[:end]
 
 
-def _superseded(uploads: list[Stored]) -> list[Stored]:
+def _superseded(uploads: list[StoredContent]) -> list[StoredContent]:
     """Return uploads, all but the newest of each content without their digest, so that no row keeps them."""
-    newest: dict[str, Stored] = {}
+    newest: dict[str, StoredContent] = {}
     for stored in uploads:
         known = newest.get(stored.digest)
         if known is None or (stored.at, stored.place) > (known.at, known.place):

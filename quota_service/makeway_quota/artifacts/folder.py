@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .base import CHUNK, DIGEST, ArtifactsUnavailable, Stored, Unreadable, checked, verified
+from .base import CHUNK, DIGEST, ArtifactsUnavailable, StoredContent, Unreadable, valid_digest, verified_chunks
 
 LOCK = "lock"
 
@@ -38,13 +38,13 @@ class ArtifactFolder:
         with suppress(OSError, Unreadable):  # one that cannot be read, or is damaged, is written anew
             with self._locked():
                 os.utime(path)
-            for _ in verified(digest, _chunks(path)):
+            for _ in verified_chunks(digest, _chunks(path)):
                 pass
             return
         number, name = tempfile.mkstemp(prefix=".new-", dir=path.parent)
         try:
             with os.fdopen(number, "wb") as file:
-                for chunk in verified(digest, chunks):
+                for chunk in verified_chunks(digest, chunks):
                     file.write(chunk)
                 file.flush()
                 os.fsync(file.fileno())
@@ -58,12 +58,12 @@ class ArtifactFolder:
     def read(self, digest: str) -> Iterator[bytes]:
         """Yield a content in chunks; Unreadable where it is missing or damaged."""
         try:
-            yield from verified(digest, _chunks(self._path(digest)))
+            yield from verified_chunks(digest, _chunks(self._path(digest)))
         except FileNotFoundError:
             self.check()
             raise Unreadable("its content is missing") from None
 
-    def listed(self) -> Iterator[list[Stored]]:
+    def listed(self) -> Iterator[list[StoredContent]]:
         """Yield the contents and what interrupted writes left, folder by folder.
 
         The error of a folder that cannot be read comes after all others.
@@ -85,13 +85,13 @@ class ArtifactFolder:
         if failed is not None:
             raise failed
 
-    def entries(self, digest: str) -> list[Stored]:
+    def entries(self, digest: str) -> list[StoredContent]:
         """Return the file of a content, if it is there."""
         self.check()
         stored = self._stored(self._path(digest))
         return [] if stored is None else [stored]
 
-    def remove(self, stored: Stored, before: float) -> bool:
+    def remove(self, stored: StoredContent, before: float) -> bool:
         """Remove an entry unless it was written or refreshed since `before` (Unix seconds); return whether it went."""
         path = self.root / stored.place
         with self._locked(), suppress(FileNotFoundError):  # renamed or removed meanwhile
@@ -134,9 +134,9 @@ class ArtifactFolder:
         return True
 
     def _path(self, digest: str) -> Path:
-        return self.root / checked(digest)[:2] / digest
+        return self.root / valid_digest(digest)[:2] / digest
 
-    def _stored(self, path: Path) -> Stored | None:
+    def _stored(self, path: Path) -> StoredContent | None:
         """Describe a file; None for what is no file, or gone meanwhile."""
         try:
             result = path.stat()
@@ -145,7 +145,7 @@ class ArtifactFolder:
         if not path.is_file():
             return None
         digest = path.name if DIGEST.match(path.name) else ""
-        return Stored(digest, path.relative_to(self.root).as_posix(), result.st_size, result.st_mtime)
+        return StoredContent(digest, path.relative_to(self.root).as_posix(), result.st_size, result.st_mtime)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -79,10 +79,10 @@ def match_instances(
         row = rows.get(instance.machine)
         if row is not None and row.id not in shown and row.instance in (None, instance.id):
             shown.add(row.id)
-            result += ((row, event) for event in _seen(instance, listed.at, deployment.drain_timeout))
+            result += ((row, event) for event in _events_of(instance, listed.at, deployment.drain_timeout))
         elif instance.state != "terminated":
             without_row[instance.id] = min(first_seen.get(instance.id, listed.at), listed.at)
-            if _old(deployment, instance, listed.at, without_row[instance.id]):
+            if _is_orphan_due(deployment, instance, listed.at, without_row[instance.id]):
                 orphans.append(instance)
     empty = not any(instance.state != "terminated" for instance in ours)
     proves = listed.complete and not empty
@@ -97,7 +97,7 @@ def match_instances(
     return ListResult(tuple(result), tuple(orphans), without_row)
 
 
-def _seen(instance: Instance, at: float, drain_timeout: float) -> Iterator[MachineEvent]:
+def _events_of(instance: Instance, at: float, drain_timeout: float) -> Iterator[MachineEvent]:
     if instance.state == "terminated":
         yield MachineEvent("ended", at=at, instance=instance.id)
         return
@@ -115,7 +115,7 @@ def _seen(instance: Instance, at: float, drain_timeout: float) -> Iterator[Machi
         yield MachineEvent("stopped", at=at, instance=instance.id)
 
 
-def _old(deployment: Deployment, instance: Instance, at: float, first_seen: float) -> bool:
+def _is_orphan_due(deployment: Deployment, instance: Instance, at: float, first_seen: float) -> bool:
     """Whether an instance is older than the window: by the provider's time, or by how long it has been seen."""
     times = [first_seen, *([] if instance.launched_at is None else [instance.launched_at])]
     return any(at - time > _window(deployment) for time in times)

@@ -45,14 +45,14 @@ TAKEOVER_GRACE = 10.0
 
 ORDERING, REMOVING = "ordering what was decided", "removing what is left of it"
 STARTING, NOTICED = "ordering its start", "timing its notice"
-AT_ONCE = 48
+MAX_CONCURRENT_STARTS = 48
 """Attempts that a backend elsewhere is ordered to start at the same time."""
 
-ALIVE = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
+ALIVE_PHASES = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 
 
 @dataclass(slots=True)
-class Started:
+class StartResults:
     """The attempts that a cycle has started since it observed, and the starts that failed, for the store."""
 
     attempts: set[tuple[str, int]] = field(default_factory=set)
@@ -76,7 +76,7 @@ class Commands:
         self._group_of = {row.id: number for number, group in enumerate(self._groups) for row in group}
         self._reading: dict[int, asyncio.Task[dict[str, Workload]]] = {}
 
-    async def whole(self, row: Workload) -> Workload:
+    async def with_command(self, row: Workload) -> Workload:
         """Return a row with its command and environment; a row that the store does not have comes back as it is."""
         number = self._group_of[row.id]
         if number not in self._reading:
@@ -134,23 +134,23 @@ class Actuator:
         """Whether this replica leads in the term of the last cycle that took over."""
         return self._term is not None and self._leader.term == self._term
 
-    async def begin(self, rows: Iterable[Workload], now: float, started: Started) -> None:
-        """Start at once what was just committed as starting; `give` then leaves that alone."""
+    async def start(self, rows: Iterable[Workload], now: float, started: StartResults) -> None:
+        """Start at once what was just committed as starting; `actuate` then leaves that alone."""
         due = [row for row in rows if row.kind == "job" and row.state == "starting" and not row.cancel_requested]
-        commands = Commands(self._store, due, AT_ONCE if self._backend.shared else 1)
+        commands = Commands(self._store, due, MAX_CONCURRENT_STARTS if self._backend.shared else 1)
         if not self._backend.shared:
             for row in due:
                 started.attempts.add((row.id, row.attempt))
-                await self._started(started, row, now, commands)
+                await self._start_guarded(started, row, now, commands)
             return
-        room, errors = asyncio.Semaphore(AT_ONCE), list[Exception]()
+        room, errors = asyncio.Semaphore(MAX_CONCURRENT_STARTS), list[Exception]()
 
         async def start(row: Workload) -> None:
             async with room:  # each waits for the answers of others, not for a processor
                 if not errors:
                     started.attempts.add((row.id, row.attempt))
                     try:
-                        await self._started(started, row, now, commands)
+                        await self._start_guarded(started, row, now, commands)
                     except Exception as error:  # those under way go on to their end
                         errors.append(error)
 
@@ -159,7 +159,12 @@ class Actuator:
             raise errors[0]
 
     async def actuate(
-        self, rows: Mapping[str, Workload], observation: Observation, now: float, started: Started, names: Names = IDS
+        self,
+        rows: Mapping[str, Workload],
+        observation: Observation,
+        now: float,
+        started: StartResults,
+        names: Names = IDS,
     ) -> ChangeSet:
         """Send all other orders; return what could not be done, for the store.
 
@@ -172,14 +177,14 @@ class Actuator:
                 continue  # an attempt that was started in this cycle is not in what was seen
             if row.kind == "job" and not self.quarantine.is_backing_off(ORDERING, "workload", row.id):
                 with self.quarantine.guard(ORDERING, "workload", row.id):
-                    await self._job(started, row, reported.get((row.id, row.attempt)), now)
+                    await self._actuate_job(started, row, reported.get((row.id, row.attempt)), now)
         sessions = [row for row in rows.values() if row.kind == "session" and row.state in ADMITTED]
         with self.quarantine.step("stopping the servers of sessions"):
-            self._sessions(change_set, sessions, now, names)
+            self._actuate_sessions(change_set, sessions, now, names)
         for key, attempt in reported.items():
             if not self.quarantine.is_backing_off(REMOVING, "workload", key[0]):
                 with self.quarantine.guard(REMOVING, "workload", key[0]):
-                    await self._leftover(rows.get(key[0]), attempt)
+                    await self._end_leftover(rows.get(key[0]), attempt)
         self._noticed = {key: at for key, at in self._noticed.items() if key in reported}
         self._failing = {key: what for key, what in self._failing.items() if key in reported}
         self._postponed = frozenset(started.postponed)
@@ -198,12 +203,14 @@ class Actuator:
         async with self._leader.acting(self._term):
             await order()
 
-    async def _job(self, started: Started, row: Workload, status: AttemptStatus | None, now: float) -> None:
+    async def _actuate_job(
+        self, started: StartResults, row: Workload, status: AttemptStatus | None, now: float
+    ) -> None:
         key = (row.id, row.attempt)
         if status is None:
             if key in started.not_to_start:
                 if row.cancel_requested:
-                    await self._try("killed", key, lambda: self._backend.kill(*key))
+                    await self._try_order("killed", key, lambda: self._backend.kill(*key))
                 return
             if row.cancel_requested:
                 message = outcomes.cancelled_before_start(job_name(row))
@@ -214,26 +221,26 @@ class Actuator:
         if status.start_broke_off and row.state == "starting" and not row.cancel_requested:
             await self._start(started, row, now)
             return
-        if status.phase not in ALIVE:
+        if status.phase not in ALIVE_PHASES:
             return
         if row.cancel_requested:
-            await self._try("killed", key, lambda: self._backend.kill(*key))
+            await self._try_order("killed", key, lambda: self._backend.kill(*key))
             return
         if row.reason_code == TIME_LIMIT:
-            await self._try("ended at its time limit", key, lambda: self._backend.kill(*key))
+            await self._try_order("ended at its time limit", key, lambda: self._backend.kill(*key))
             return
         notice = row.notice
         if notice is None or self._noticed.get(key) == notice.at:
             return
-        if await self._try("given its notice", key, lambda: self._backend.notice(*key, notice)):
+        if await self._try_order("given its notice", key, lambda: self._backend.notice(*key, notice)):
             self._noticed[key] = notice.at
 
-    async def _started(self, started: Started, row: Workload, now: float, commands: Commands) -> None:
+    async def _start_guarded(self, started: StartResults, row: Workload, now: float, commands: Commands) -> None:
         """Start one attempt; one that cannot be ordered is quarantined, and ordered again later."""
         with self.quarantine.guard(ORDERING, "workload", row.id):
             await self._start(started, row, now, commands)
 
-    async def _start(self, started: Started, row: Workload, now: float, commands: Commands | None = None) -> None:
+    async def _start(self, started: StartResults, row: Workload, now: float, commands: Commands | None = None) -> None:
         key = (row.id, row.attempt)
         if row.not_before is not None:
             self.retries.postpone(key, min(row.not_before - now, max(HELD_PAUSES)))
@@ -241,7 +248,7 @@ class Actuator:
             started.postponed.add(key)
             return
         try:
-            whole = await (commands or Commands(self._store, [row])).whole(row)
+            whole = await (commands or Commands(self._store, [row])).with_command(row)
             order = self._start_order(whole)
             await self._order(lambda: self._backend.start(order))
             self.quarantine.passed(STARTING, "workload", row.id)
@@ -294,20 +301,20 @@ class Actuator:
             files=files,
         )
 
-    def _sessions(self, change_set: ChangeSet, rows: Iterable[Workload], now: float, names: Names) -> None:
+    def _actuate_sessions(self, change_set: ChangeSet, rows: Iterable[Workload], now: float, names: Names) -> None:
         """Stop the servers of preemptible sessions whose notice has run out.
 
         A session holds its GPUs until the Hub lists its server no more. Without a Hub there is no server to wait for.
         """
-        late = self._late(rows, now)
+        late = self._sessions_past_notice(rows, now)
         gone = set(late)
         if self._servers is not None:
             gone = self._servers.stop({id: (row.owner, row.server) for id, row in late.items()})
         for row in (late[id] for id in sorted(gone)):
             with self.quarantine.guard(ORDERING, "workload", row.id):
-                self._end_late(change_set, row, now, names)
+                self._end_session(change_set, row, now, names)
 
-    def _end_late(self, change_set: ChangeSet, row: Workload, now: float, names: Names) -> None:
+    def _end_session(self, change_set: ChangeSet, row: Workload, now: float, names: Names) -> None:
         """End a session whose notice has run out, and whose server is gone."""
         notice = row.notice
         by_owner, by_team = (notice.by_owner, notice.by_team) if notice else (None, None)
@@ -315,7 +322,7 @@ class Actuator:
         message = outcomes.session_made_way(row.owner, by, row.size)
         change_set.add(*transitions.release(row, "release", "made_way", message, now))
 
-    def _late(self, rows: Iterable[Workload], now: float) -> dict[str, Workload]:
+    def _sessions_past_notice(self, rows: Iterable[Workload], now: float) -> dict[str, Workload]:
         """Return the sessions whose grace is over, by id.
 
         The grace is counted on the monotonic clock from when this replica first saw the notice in its term, so that a
@@ -329,25 +336,25 @@ class Actuator:
         late: dict[str, Workload] = {}
         for id, (row, notice) in noticed.items():
             with self.quarantine.guard(NOTICED, "workload", id):
-                since = known.get((id, notice.at), at - _passed(notice, now))
+                since = known.get((id, notice.at), at - _grace_passed(notice, now))
                 self._noticed_since[id, notice.at] = since
                 if at - since >= notice.deadline - notice.at:
                     late[id] = row
         return late
 
-    async def _leftover(self, row: Workload | None, status: AttemptStatus) -> None:
+    async def _end_leftover(self, row: Workload | None, status: AttemptStatus) -> None:
         """Stop and forget an attempt that is over in the store, or not in it at all."""
         if row is not None and row.attempt == status.attempt and row.state in ADMITTED:
             return
         key = (status.workload, status.attempt)
-        if status.phase in ALIVE and not status.start_broke_off:
+        if status.phase in ALIVE_PHASES and not status.start_broke_off:
             if key not in self._failing:
                 log.warning("Attempt %s of %s runs but should not: it is stopped", status.attempt, status.workload)
-            await self._try("stopped", key, lambda: self._backend.kill(*key))
+            await self._try_order("stopped", key, lambda: self._backend.kill(*key))
         else:
-            await self._try("forgotten", key, lambda: self._backend.forget(*key))
+            await self._try_order("forgotten", key, lambda: self._backend.forget(*key))
 
-    async def _try(self, what: str, key: tuple[str, int], order: Callable[[], Awaitable[None]]) -> bool:
+    async def _try_order(self, what: str, key: tuple[str, int], order: Callable[[], Awaitable[None]]) -> bool:
         """Send an order about one attempt; one that fails is repeated in the next cycle and hinders no other."""
         try:
             await self._order(order)
@@ -360,7 +367,7 @@ class Actuator:
         return True
 
 
-def _passed(notice: Notice, now: float) -> float:
+def _grace_passed(notice: Notice, now: float) -> float:
     """Return the seconds of a grace that had passed when the notice was first seen; never the last TAKEOVER_GRACE."""
     grace = notice.deadline - notice.at
     return max(0.0, min(now - notice.at, grace - TAKEOVER_GRACE))

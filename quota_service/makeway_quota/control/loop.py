@@ -22,7 +22,7 @@ from ..quarantine import concerns_all
 from ..store.errors import Deposed, NotLeading, StoreError
 from ..store.records import NewDecision, Workload
 from ..wording import Names
-from .actuate import Actuator, Started
+from .actuate import Actuator, StartResults
 from .change_set import ChangeSet
 from .components import Components
 from .decisions import change_set_of, excluded, explain_excluded
@@ -235,7 +235,7 @@ class Loop:
         began_at, observed_at = time.perf_counter(), time.monotonic()
         self._demand = None
         self._at_once.clear()
-        started = Started()
+        started = StartResults()
         now = await self._observe()
         changed = await self._reconcile(now)
         change_set, unplanned = await self._plan(now, explain)
@@ -280,14 +280,14 @@ class Loop:
         except StoreError as error:
             log.warning("How far jobs were that have ended is written later: %s", error)
 
-    async def _apply(self, change_set: ChangeSet, started: Started, now: float) -> bool:
+    async def _apply(self, change_set: ChangeSet, started: StartResults, now: float) -> bool:
         """Write what was decided, and start each part of it at once; return whether the store changed."""
         changed = await self._carry_out(change_set, started, now)
         with self.world.quarantine.step("holding work of people who left their teams"):
             changed |= await self._hold(await self.world.rows_as_of_now(), now)
         return changed
 
-    async def _actuate(self, started: Started, now: float) -> bool:
+    async def _actuate(self, started: StartResults, now: float) -> bool:
         """Send all other orders that follow from the store; return whether it changed by what was refused."""
         pending_changes = self.world.pending_changes
         rows = await self.world.holding()  # with the commits so far
@@ -362,14 +362,14 @@ class Loop:
             self._explaining.skipped()
         return change_set
 
-    async def _carry_out(self, change_set: ChangeSet, started: Started, now: float) -> bool:
+    async def _carry_out(self, change_set: ChangeSet, started: StartResults, now: float) -> bool:
         """Commit a plan part by part, and start what each part starts; return whether the store changed."""
         changed = False
         for part in change_set.parts(PART):
             if await self._commit(part, now):
                 changed = True
                 rows = await self.world.holding()
-                await self.actuator.begin([rows[c.workload] for c in part.changes if c.workload in rows], now, started)
+                await self.actuator.start([rows[c.workload] for c in part.changes if c.workload in rows], now, started)
         return changed
 
     async def _hold(self, rows: Mapping[str, Workload], now: float) -> bool:

@@ -36,7 +36,7 @@ async def check_nodes(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return what keeps nodes from their pools, and jobs from nodes."""
     if cluster.as_hub:  # it makes pods, and need not see nodes
         return []
-    chosen = cluster.selectors
+    selectors = cluster.selectors
     if cluster.document is None:
         return [Finding("error", "There is no policy.", "policy", "Name one in MAKEWAY_POLICY_FILE.")]
     slices, classes = [await cluster.listed(path) or () for path in (SLICES, CLASSES)]
@@ -44,21 +44,21 @@ async def check_nodes(cluster: ClusterAccess) -> Iterable[Finding]:
         classes = ()
     kept = {str(at): one for at, one in enumerate(map(project_slice, slices)) if one is not None}
     index, nodes = index_of(kept, map(project_class, classes), {}), await cluster.nodes()
-    devices = {node.name: index.on(node.name, resources_of(node, chosen)).offered for node in nodes}
+    devices = {node.name: index.on(node.name, resources_of(node, selectors)).offered for node in nodes}
     nodes = [with_devices(node, devices[node.name]) for node in nodes]
-    offered = {node.name: unassigned(node, chosen, pools_of(node, chosen)) for node in nodes}
+    offered = {node.name: unassigned(node, selectors, pools_of(node, selectors)) for node in nodes}
     return [
-        *_unselected(cluster.document, chosen),
-        *_not_evaluated(map(project_class, classes), chosen),
-        *(finding for selector in chosen for finding in _pool(selector, nodes)),
+        *_unselected(cluster.document, selectors),
+        *_not_evaluated(map(project_class, classes), selectors),
+        *(finding for selector in selectors for finding in _pool(selector, nodes)),
         *_not_assigned(unassigned_sentences(offered)),
         *_not_assigned(described(slices, devices)),
-        *_too_large(cluster.document, chosen, nodes),
+        *_too_large(cluster.document, selectors, nodes),
     ]
 
 
-def _unselected(document: Document, chosen: Sequence[NodeSelector]) -> Iterator[Finding]:
-    known = {selector.pool for selector in chosen}
+def _unselected(document: Document, selectors: Sequence[NodeSelector]) -> Iterator[Finding]:
+    known = {selector.pool for selector in selectors}
     for pool in document.pools:
         if pool.name not in known and pool.kind == "static":
             yield Finding(
@@ -69,10 +69,10 @@ def _unselected(document: Document, chosen: Sequence[NodeSelector]) -> Iterator[
             )
 
 
-def _not_evaluated(classes: Iterable[DeviceClass], chosen: Sequence[NodeSelector]) -> Iterator[Finding]:
+def _not_evaluated(classes: Iterable[DeviceClass], selectors: Sequence[NodeSelector]) -> Iterator[Finding]:
     """Yield the DeviceClasses of pools whose selectors cannot be evaluated, so that none of their devices counts."""
     for one in classes:
-        for selector in chosen:
+        for selector in selectors:
             if not one.understood and selector.resource in one.resources:
                 yield Finding(
                     "error",
@@ -134,10 +134,12 @@ def _not_assigned(sentences: Iterable[str]) -> Iterator[Finding]:
         yield Finding("warning", f"{what}.", "nodes", f"{remedy[:1].upper()}{remedy[1:]}")
 
 
-def _too_large(document: Document, chosen: Sequence[NodeSelector], nodes: Sequence[ClusterNode]) -> Iterator[Finding]:
+def _too_large(
+    document: Document, selectors: Sequence[NodeSelector], nodes: Sequence[ClusterNode]
+) -> Iterator[Finding]:
     """Yield the profiles whose worker fits on no node, however idle that is."""
     for profile in document.profiles:
-        pools = [selector for selector in chosen if not profile.pools or selector.pool in profile.pools]
+        pools = [selector for selector in selectors if not profile.pools or selector.pool in profile.pools]
         fitting = [(node, pool) for pool in pools for node in nodes if pool.selects(node)]
         if not fitting or not profile.gpus:
             continue

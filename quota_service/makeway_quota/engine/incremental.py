@@ -121,7 +121,7 @@ class IncrementalEngine:
                 due.add(heappop(moments)[1])
         if cluster.now < before:  # the clock was set back: what was stuck, or yielded, may not any more
             due.update(cluster.terminating, cluster.yielding)
-        node_changes.let_stick(cluster, anew=cluster.now < before)
+        node_changes.take_stuck_off_future(cluster, check_all=cluster.now < before)
         due_workloads = [cluster.workloads[name] for name in sorted(due) if name in cluster.workloads]
         if due_workloads:
             self.change(due_workloads)

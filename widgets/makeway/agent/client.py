@@ -16,7 +16,7 @@ POLL_SECONDS = 25.0
 """Seconds that one request for orders is held at most"""
 
 
-class MachineOver(OSError):
+class MachineEnded(OSError):
     """The service needs this machine no more, or another boot of it has joined: nothing may go on here."""
 
 
@@ -29,7 +29,7 @@ class AgentClient(Service):
         super().__init__(f"{url}{AGENTS}/{quote(machine, safe='')}", token)
 
     def report(self, report: dict[str, Any]) -> dict[str, Any]:
-        """Send a report; MachineOver where another boot of this machine has joined."""
+        """Send a report; MachineEnded where another boot of this machine has joined."""
         return _unless_another_boot(self, "report", report)
 
     def asked(self, known: str) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class AgentClient(Service):
 
     def _checked(self, reply: Reply) -> bytes:
         if reply.status == GONE and (detail := _detail(reply.body)):
-            raise MachineOver(detail)
+            raise MachineEnded(detail)
         return super()._checked(reply)
 
 
@@ -50,7 +50,7 @@ class Joining(AgentClient):
         self._path = self._path.rpartition("/")[0]
 
     def join(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """Join and return the answer, with the token of the machine; MachineOver where another boot has joined."""
+        """Join and return the answer, with the token of the machine; MachineEnded where another boot has joined."""
         answer = _unless_another_boot(self, "join", facts)
         if not isinstance(answer.get("token"), str):
             raise Unavailable("the answer has no token")
@@ -62,7 +62,7 @@ def _unless_another_boot(service: Service, what: str, body: dict[str, Any]) -> d
         return service.post(what, body)
     except Rejected as error:
         if error.status == CONFLICT:
-            raise MachineOver(str(error.strerror)) from error
+            raise MachineEnded(str(error.strerror)) from error
         raise
 
 

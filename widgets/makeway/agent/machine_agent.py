@@ -16,7 +16,7 @@ from typing import Any
 from ..launcher.files import number
 from ..launcher.pause import Pause
 from ..launcher.service import Rejected, Unavailable
-from .client import AgentClient, Joining, MachineOver
+from .client import AgentClient, Joining, MachineEnded
 from .facts import MachineFacts, address_towards, count_facts
 from .init_script import InitScript
 from .machine_folder import MachineFolder
@@ -61,12 +61,12 @@ class MachineAgent:
         self._facts = MachineFacts(0, "", 0, 0, False)
         self._spot_deadline: float | None = None
         self._orders: MachineOrders | None = None
-        self._over = ""
+        self._end_reason = ""
         """Why the machine is not needed any more"""
         self._terminated = threading.Event()
         self._ended = threading.Event()
         self._wake = threading.Event()
-        self._due = threading.Event()
+        self._report_due = threading.Event()
         self._report: dict[str, Any] = {}
 
     def run(self) -> int:
@@ -77,8 +77,8 @@ class MachineAgent:
             self._facts = count_facts(self._options.gpus)
             if self._join():
                 self._work()
-        except MachineOver as error:
-            self._over = str(error)
+        except MachineEnded as error:
+            self._end_reason = str(error)
         return self._end()
 
     def _on_signal(self, *_: object) -> None:
@@ -98,14 +98,14 @@ class MachineAgent:
                 own = {"machine": self._options.machine, "boot": self._folder.boot, "address": address}
                 self._folder.keep(client.join({**own, **self._facts.as_report()}))
                 break
-            except MachineOver:
+            except MachineEnded:
                 raise
             except (Unavailable, Rejected, OSError, ValueError) as error:
                 self._log(f"has not joined: {error}")
                 wait = getattr(error, "wait", 0.0)
             self._workers.sync(None)
             if self._clock() - began >= self._orphan_after and not self._workers.running:
-                self._over = "the machine could not join"
+                self._end_reason = "the machine could not join"
                 return False
             if self._terminated.wait(pause.next(wait)):
                 return False
@@ -131,7 +131,7 @@ class MachineAgent:
         """Act on orders and on what is seen, until the machine is over, an orphan, or stopping."""
         for work in (self._send_reports, self._follow_orders, self._watch_spot, self._tidy):
             threading.Thread(target=work, daemon=True).start()
-        while not self._over and not self._terminated.is_set():
+        while not self._end_reason and not self._terminated.is_set():
             self._act()
             self._wake.wait(TICK_SECONDS)
             self._wake.clear()
@@ -150,11 +150,11 @@ class MachineAgent:
         }
         if report != self._report:
             self._report = report
-            self._due.set()
+            self._report_due.set()
         if orders is not None and orders.stop:
-            self._over = self._over or "the service has stopped it"
+            self._end_reason = self._end_reason or "the service has stopped it"
         elif self._orphaned():
-            self._over = f"the service was not reached for {self._orphan_after:g} s, and nothing runs"
+            self._end_reason = f"the service was not reached for {self._orphan_after:g} s, and nothing runs"
 
     def _orphaned(self) -> bool:
         """Whether the service is away for too long: launchers whose jobs have ended would wait for it in vain."""
@@ -166,16 +166,16 @@ class MachineAgent:
         assert self._client is not None
         pause = Pause()
         while not self._ended.is_set():
-            self._due.wait(self._report_seconds)
-            self._due.clear()
+            self._report_due.wait(self._report_seconds)
+            self._report_due.clear()
             wait = 0.0
             try:
                 if self._report:
                     self._send_report()
                 pause = Pause()
                 continue
-            except MachineOver as error:
-                self._over = self._over or str(error)
+            except MachineEnded as error:
+                self._end_reason = self._end_reason or str(error)
                 self._wake.set()
                 return
             except Rejected as error:
@@ -183,7 +183,7 @@ class MachineAgent:
             except OSError as error:
                 wait = getattr(error, "wait", 0.0)
             self._ended.wait(pause.next(wait))
-            self._due.set()
+            self._report_due.set()
 
     def _send_report(self) -> None:
         """Send the newest report; keep a token that comes with its answer."""
@@ -212,14 +212,14 @@ class MachineAgent:
                 known = orders.revision
                 self._wake.set()
                 continue
-            except MachineOver as error:
-                self._over = self._over or str(error)
+            except MachineEnded as error:
+                self._end_reason = self._end_reason or str(error)
                 self._wake.set()
                 return
             except OSError as error:
                 wait = getattr(error, "wait", 0.0)
                 if self._client.expired:
-                    self._due.set()
+                    self._report_due.set()
             self._ended.wait(pause.next(wait))
 
     def _watch_spot(self) -> None:
@@ -243,8 +243,8 @@ class MachineAgent:
 
     def _end(self) -> int:
         """End every launcher, report that, and return the exit code."""
-        self._log(f"ends: {self._over}" if self._over else "ends, as the machine is stopping")
-        kill_at = self._clock() + STOP_SECONDS if self._over else None
+        self._log(f"ends: {self._end_reason}" if self._end_reason else "ends, as the machine is stopping")
+        kill_at = self._clock() + STOP_SECONDS if self._end_reason else None
         while self._workers.running:
             self._workers.terminate()  # also those that a start has just made
             if kill_at is not None and self._clock() >= kill_at:
@@ -252,11 +252,11 @@ class MachineAgent:
             self._act(start=False)
             time.sleep(0.1)
         self._ended.set()
-        if self._client is not None and not self._over:
+        if self._client is not None and not self._end_reason:
             last = threading.Thread(target=self._last_report, daemon=True)
             last.start()
             last.join(LAST_REPORT_SECONDS)
-        return 0 if self._over else TERMINATED
+        return 0 if self._end_reason else TERMINATED
 
     def _last_report(self) -> None:
         with contextlib.suppress(OSError):

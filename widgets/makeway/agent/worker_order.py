@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..launcher.files import whole
+from ..launcher.files import exact_integer
 from ..launcher.removal import NAME
 
 MAX_NAME = 128
@@ -86,7 +86,7 @@ def read_orders(answer: dict[str, Any]) -> MachineOrders:
 def _key(entry: Any) -> WorkerKey | None:
     if not isinstance(entry, dict):
         return None
-    job, attempt, worker = entry.get("job"), whole(entry.get("attempt")), whole(entry.get("worker"))
+    job, attempt, worker = entry.get("job"), exact_integer(entry.get("attempt")), exact_integer(entry.get("worker"))
     if not isinstance(job, str) or attempt is None or worker is None or not valid_key(job, attempt, worker):
         return None
     return (job, attempt, worker)
@@ -109,7 +109,7 @@ def _order(key: WorkerKey, entry: dict[str, Any]) -> WorkerOrder:
         cpu_only=entry.get("cpu_only") is True,
         env={str(name): str(value) for name, value in (entry.get("env") or {}).items()},
         checkpoints=str(entry.get("checkpoints") or ""),
-        cpu=max(0, whole(entry.get("cpu")) or 0),
-        memory=max(0, whole(entry.get("memory")) or 0),
+        cpu=max(0, exact_integer(entry.get("cpu")) or 0),
+        memory=max(0, exact_integer(entry.get("memory")) or 0),
         virtual=(entry.get("env") or {}).get("MAKEWAY_VIRTUAL_GPUS") == "1",
     )

@@ -38,7 +38,7 @@ def create_file(path: str, mode: int = 0o666) -> int:
         try:
             return os.open(path, CREATE, mode)
         except FileExistsError:
-            _make_way(path)
+            _clear_path(path)
     return os.open(path, CREATE, mode)
 
 
@@ -60,7 +60,7 @@ def write_json(path: str, value: dict[str, Any]) -> None:
     try:
         os.replace(temporary, path)
     except IsADirectoryError:
-        _make_way(path)
+        _clear_path(path)
         os.replace(temporary, path)
 
 
@@ -84,7 +84,7 @@ def number(value: Any) -> float | None:
     return float(value)
 
 
-def whole(value: Any) -> int | None:
+def exact_integer(value: Any) -> int | None:
     """Return an integer that every reader of JSON keeps exactly; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**53:
         return None
@@ -95,7 +95,7 @@ def _whole(digits: str) -> int | None:
     return int(digits) if len(digits) <= MAX_DIGITS else None
 
 
-def _make_way(path: str) -> None:
+def _clear_path(path: str) -> None:
     """Remove what has a name; a folder, which may be large, is renamed."""
     try:
         os.unlink(path)

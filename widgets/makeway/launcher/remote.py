@@ -22,7 +22,7 @@ from typing import Any
 
 from .attempt import Attempt
 from .durations import duration
-from .files import open_file, whole
+from .files import exact_integer, open_file
 from .log import Log
 from .log_sender import PART, LogSender
 from .pause import Pause
@@ -331,7 +331,7 @@ def _failed(order: object) -> tuple[str, int] | None:
     """Return rank and exit code of the failed worker in an order; None where it has none, as of an older service."""
     if not isinstance(order, dict):
         return None
-    worker, code = whole(order.get("worker")), whole(order.get("exit_code"))
+    worker, code = exact_integer(order.get("worker")), exact_integer(order.get("exit_code"))
     return None if worker is None or code is None else (str(worker), code)
 
 

@@ -20,7 +20,7 @@ from .causes import SAVED_AND_LEFT, Ending, end_of, last_words, reason_of, slow_
 from .checkpoint_check import CANNOT_CREATE, write_failure
 from .children import Children
 from .durations import duration
-from .files import number, read_json, whole, write_json
+from .files import exact_integer, number, read_json, write_json
 from .log import LIMIT, Log
 from .notice_delivery import LINGER_SECONDS, NoticeDelivery
 from .output_copy import OutputCopy
@@ -415,7 +415,7 @@ class Run:
             "completed": code == 0 and done,
             "timed_out": self.timed_out,
             "storage_failed": self.storage_failed,
-            "step": whole(progress.get("step")),
+            "step": exact_integer(progress.get("step")),
             "checkpoint_at": number(progress.get("saved_at")),
             "message": message or self._message(code, progress, acknowledged),
             "started_at": self.began,
@@ -452,7 +452,7 @@ class Run:
         notice = self.notice
         ending = Ending(
             code=code,
-            saved_step=whole(progress.get("step")),
+            saved_step=exact_integer(progress.get("step")),
             last_line=last_words(self.log.last_lines(200), rank, own if own < 0 and own != code else 0),
             reaction=self.delivery.state() if notice else "",
             seconds=notice["deadline"] - (number(notice.get("at")) or self.began) if notice else 0.0,

@@ -13,9 +13,9 @@ from .boot_script import MAX_BYTES, boot_script
 
 DEPLOYMENT_LABEL, MACHINE_LABEL = "makeway-deployment", "makeway-machine"
 INSTALLATION_LABEL = "makeway-installation"
-NEEDED = ("deployment", "machine", "instance", "machine_image", "market", "zone")
+REQUIRED_FIELDS = ("deployment", "machine", "instance", "machine_image", "market", "zone")
 LABEL = re.compile(r"[a-z0-9_-]{1,63}")
-REQUESTS = uuid.UUID("6f0b5f0e-4a3c-5d0e-9a51-0a4f6a7c5b1d")
+REQUEST_ID_NAMESPACE = uuid.UUID("6f0b5f0e-4a3c-5d0e-9a51-0a4f6a7c5b1d")
 """The name space of request ids"""
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 DISK_TYPE = "pd-balanced"
@@ -26,7 +26,7 @@ def read_request(request: str) -> dict[str, Any]:
     """Return a request; InvalidLaunch if it lacks what a machine needs, or has what no label can have."""
     try:
         wanted = json.loads(request)
-        texts = [wanted[name] for name in NEEDED] + [wanted["settings"]["project"]]
+        texts = [wanted[name] for name in REQUIRED_FIELDS] + [wanted["settings"]["project"]]
     except (ValueError, TypeError, KeyError):
         raise InvalidLaunch("the request is not complete") from None
     if not all(isinstance(text, str) and text for text in texts):
@@ -39,7 +39,7 @@ def read_request(request: str) -> dict[str, Any]:
 
 def request_id(installation: str, token: str) -> str:
     """Return the request id of a launch, a UUID: the same for each call for one machine."""
-    return str(uuid.uuid5(REQUESTS, f"{installation}/{token}"))
+    return str(uuid.uuid5(REQUEST_ID_NAMESPACE, f"{installation}/{token}"))
 
 
 def instance_name(installation: str, machine: str) -> str:

@@ -37,11 +37,11 @@ def put(cluster: Cluster, node: Node) -> set[str]:
     ):
         return remove(cluster, node.name) | _add(cluster, node)
     if old != node:
-        _renew(cluster, state, node)
+        _change_node(cluster, state, node)
     return set()
 
 
-def _renew(cluster: Cluster, state: NodeState, node: Node) -> None:
+def _change_node(cluster: Cluster, state: NodeState, node: Node) -> None:
     """Change a node: readiness, cordon, model, size or foreign pods."""
     room = emptied(state)
     cluster.capacities.subtract(state)
@@ -62,7 +62,7 @@ def _add(cluster: Cluster, node: Node) -> set[str]:
     def insert() -> None:
         _catch_up(pool)
         pool.nodes.insert(at, state)
-        _number_anew(pool, at, 1)
+        _renumber(pool, at, 1)
         cluster.nodes[node.name] = state
         join_host(cluster, state)
         pool.widen(len(state.open))
@@ -81,13 +81,13 @@ def _add(cluster: Cluster, node: Node) -> set[str]:
     return others
 
 
-def let_stick(cluster: Cluster, anew: bool) -> None:
-    """Take what ended attempts hold longer than they may off the future of its nodes; `anew`: look at all of them."""
-    due = set(cluster.late.nodes) if anew else set()
+def take_stuck_off_future(cluster: Cluster, check_all: bool) -> None:
+    """Take what ended attempts hold longer than they may off the future of its nodes; `check_all`: of all."""
+    due = set(cluster.late.nodes) if check_all else set()
     while cluster.late.nodes_at and cluster.late.nodes_at[0][0] <= cluster.now:
         due.add(heappop(cluster.late.nodes_at)[1])
     for name in sorted(due & cluster.late.nodes):
-        _renew(cluster, cluster.nodes[name], cluster.nodes[name].node)
+        _change_node(cluster, cluster.nodes[name], cluster.nodes[name].node)
 
 
 def remove(cluster: Cluster, name: str) -> set[str]:
@@ -112,18 +112,18 @@ def remove(cluster: Cluster, name: str) -> set[str]:
         pool.first.clear()
         state.indexed = state.listed = False
         del pool.nodes[state.position], cluster.nodes[name]
-        _number_anew(pool, state.position, -1)
+        _renumber(pool, state.position, -1)
         if pool.packing is not None:
             pool.packing.remove(state.position)
 
     return _reallocate(cluster, [allocation.workload for allocation in state.placed.values()], remove_state)
 
 
-def _reallocate(cluster: Cluster, workloads: Iterable[Workload], meanwhile: Callable[[], None]) -> set[str]:
-    """Remove workloads from their nodes, change the nodes `meanwhile`, and allocate them again by their placement."""
+def _reallocate(cluster: Cluster, workloads: Iterable[Workload], change_nodes: Callable[[], None]) -> set[str]:
+    """Remove workloads from their nodes, call `change_nodes`, and allocate them again by their placement."""
     again = sorted(workloads, key=lambda workload: workload.id)
     others = change(cluster, (), [workload.id for workload in again])
-    meanwhile()
+    change_nodes()
     return others | change(cluster, again, ())
 
 
@@ -137,7 +137,7 @@ def _catch_up(pool: PoolState) -> None:
     pool.first.clear()
 
 
-def _number_anew(pool: PoolState, at: int, step: int) -> None:
+def _renumber(pool: PoolState, at: int, step: int) -> None:
     """Shift the positions from `at` on by `step`, after a node was added or removed there."""
     for position in range(at, len(pool.nodes)):
         pool.nodes[position].position = position

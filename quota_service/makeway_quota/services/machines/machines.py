@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 
 from makeway_api.models import Machine as MachineModel
-from makeway_api.models import MachineDetail, MachineEvent, MachinePage
+from makeway_api.models import MachineDetail, MachineLogEntry, MachinePage
 from makeway_api.models import MachineOutput as OutputModel
 
 from ...autoscale.budget import UNIT
@@ -140,7 +140,7 @@ class MachineService:
 
     async def log(
         self, caller: Caller, deployment: str, limit: int = 100, before: int | None = None
-    ) -> list[MachineEvent]:
+    ) -> list[MachineLogEntry]:
         """Return the log of a deployment, newest first; `before` is the last id of the page before."""
         only_administrators(caller)
         store = self._context.store.machine_log
@@ -204,14 +204,14 @@ def machine_model(row: Machine) -> MachineModel:
     )
 
 
-def event_model(row: MachineLogEvent) -> MachineEvent:
+def event_model(row: MachineLogEvent) -> MachineLogEntry:
     """Return a line of the log as the API shows it: the sentence of its cause, then what else is known."""
     message = sentence = machine_reason(row.reason) if row.machine else ""
     if row.message and sentence and row.state:  # facts, such as `instance i-1`
         message = f"{sentence[:-1]} ({row.message})."
     elif row.message:
         message = f"{sentence} {row.message}".lstrip()
-    return MachineEvent(
+    return MachineLogEntry(
         id=row.id,
         at=at(row.at),
         deployment=row.deployment,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sqlalchemy import bindparam, delete, insert, select, update
 
-from ...artifacts.base import ORPHAN_AGE, Artifacts, Stored, Unreadable, put_bytes
+from ...artifacts.base import ORPHAN_AGE, Artifacts, StoredContent, Unreadable, put_bytes
 from ...artifacts.folder import ArtifactFolder
 from ...values import File
 from .. import reads
@@ -180,7 +180,7 @@ class Contents:
                 removed += any(gone)
         return removed
 
-    def _remove(self, stored: Stored, before: float) -> bool:
+    def _remove(self, stored: StoredContent, before: float) -> bool:
         """Remove a content outside, and return whether it went; False where it cannot be removed."""
         assert self._artifacts is not None
         try:

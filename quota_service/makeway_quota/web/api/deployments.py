@@ -10,7 +10,7 @@ from makeway_api.models import (
     DeploymentDraft,
     DeploymentRequest,
     MachineDetail,
-    MachineEvent,
+    MachineLogEntry,
     MachinePage,
     PolicyCheck,
 )
@@ -117,7 +117,7 @@ async def console(caller: AdminByToken, services: TheServices, name: Name, id: M
     return json_of(await services.machines.console(caller, name, id))
 
 
-@router.get("/{name}/log", operation_id="deployment_log", response_model=list[MachineEvent], responses=declared(404))
+@router.get("/{name}/log", operation_id="deployment_log", response_model=list[MachineLogEntry], responses=declared(404))
 async def log(
     caller: Admin,
     services: TheServices,

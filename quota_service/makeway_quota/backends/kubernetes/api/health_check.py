@@ -42,7 +42,7 @@ class HealthCheck:
         self._client = client
         self._changed = changed
         self._timing = timing
-        self._missing = 0
+        self._failures_in_a_row = 0
 
     async def run(self) -> None:
         """Request signs of life until cancelled."""
@@ -54,8 +54,8 @@ class HealthCheck:
     async def _request(self) -> None:
         """Request one sign of life, and note whether it came."""
         answered = await self._ask()
-        self._missing = 0 if answered else self._missing + 1
-        answers = answered or (self.answers and self._missing < self._timing.failures)
+        self._failures_in_a_row = 0 if answered else self._failures_in_a_row + 1
+        answers = answered or (self.answers and self._failures_in_a_row < self._timing.failures)
         if answers != self.answers:
             self.answers = answers
             log.warning("The Kubernetes API server %s", "answers again" if answers else "does not answer")

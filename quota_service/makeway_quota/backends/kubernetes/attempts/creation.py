@@ -9,7 +9,7 @@ from ..pods.gang import path_of
 from ..pods.manifest import PodSettings
 from .pod_states import seconds_of
 
-SKEW = 120.0
+MAX_CLOCK_SKEW = 120.0
 """Seconds by which the clocks of the API server and of the service may differ."""
 
 
@@ -36,7 +36,7 @@ async def create_once(client: ApiClient, settings: PodSettings, manifest: Object
         raise
     if (result["metadata"].get("labels") or {}).get(INSTANCE) != settings.instance:
         raise ApiStatusError(409, "AlreadyExists", f"{name} belongs to another installation")
-    if since is not None and seconds_of(result["metadata"].get("creationTimestamp")) < since - SKEW:
+    if since is not None and seconds_of(result["metadata"].get("creationTimestamp")) < since - MAX_CLOCK_SKEW:
         await client.delete(f"{path}/{name}", uid=result["metadata"]["uid"])
         raise ApiStatusError(409, "Conflict", f"{name} is from an earlier time and is being removed")
     return result

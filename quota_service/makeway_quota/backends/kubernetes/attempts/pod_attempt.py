@@ -14,7 +14,7 @@ from makeway_api.durations import duration
 
 from ...remote.worker_hosts import WorkerHosts
 from ...remote.workers import WorkerStatus
-from .pod_ends import NO_COMMAND, gone, hosts_of, never_ran
+from .pod_ends import NO_COMMAND, end_of_deleted_pods, hosts_of, never_ran
 from .pod_states import JobPod
 from .pod_waits import LIMITS
 
@@ -121,7 +121,11 @@ def step(
     if attempt.last:
         last = attempt.last.values()
         recreate = attempt.recreations < MAX_RECREATIONS and not reports and never_ran(last, cluster.usable)
-        return replace(attempt, phase=AttemptPhase.DELETED, hosts=BROKE_OFF if recreate else gone(last, cluster.usable))
+        return replace(
+            attempt,
+            phase=AttemptPhase.DELETED,
+            hosts=BROKE_OFF if recreate else end_of_deleted_pods(last, cluster.usable),
+        )
     if attempt.phase is AttemptPhase.CREATED:
         return replace(attempt, hosts=WorkerHosts(attempt.workers))
     return PodAttempt(recreations=attempt.recreations, read_reports=attempt.read_reports)
@@ -159,7 +163,7 @@ def _waiting(
     if not reported and (reason == "token" or (reason == "incomplete" and never_ran(last, cluster.usable))):
         return replace(attempt, phase=AttemptPhase.UNRECOVERABLE, hosts=replace(hosts, start_broke_off=True))
     if reason == "incomplete" and last:
-        return replace(attempt, phase=AttemptPhase.EXPIRED, hosts=gone(last, cluster.usable))
+        return replace(attempt, phase=AttemptPhase.EXPIRED, hosts=end_of_deleted_pods(last, cluster.usable))
     return replace(attempt, phase=AttemptPhase.EXPIRED, hosts=_expired(hosts, cluster.limits[reason]))
 
 

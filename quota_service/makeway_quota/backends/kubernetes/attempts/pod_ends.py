@@ -50,34 +50,34 @@ NO_COMMAND = 127
 def hosts_of(
     pods: Sequence[JobPod],
     usable: Mapping[str, bool],
-    over: Collection[int] = (),
+    reported_workers: Collection[int] = (),
     gone: Iterable[JobPod] = (),
     limits: Mapping[str, float] = LIMITS,
 ) -> WorkerHosts:
     """Return what the pods of one attempt are together; `usable` are the nodes that there are, and whether they run.
 
     An attempt is there while any of its pods may run, and none has ended without a report: the first failure of a gang
-    decides. `over` are its workers that reported their end, `gone` the last states of pods that are listed no more,
-    `limits` the seconds that a pod may wait, by what it waits for.
+    decides. `reported_workers` are those that reported their end, `gone` the last states of pods that are listed no
+    more, `limits` the seconds that a pod may wait, by what it waits for.
     """
     size = pods[0].workers
-    failed = [pod for pod in pods if not pod.present and pod.worker not in over]
+    failed = [pod for pod in pods if not pod.present and pod.worker not in reported_workers]
     if not failed and any(pod.present for pod in pods):
         disrupted = next((pod for pod in (*pods, *gone) if pod.disruption and not _over_request(pod)), None)
-        about = foremost(pods, limits)
-        code, message = waiting(about) if about is not None else _incomplete(pods, over)
-        worker = one.worker if (one := about or disrupted) is not None else 0
+        waiting_pod = foremost(pods, limits)
+        code, message = waiting(waiting_pod) if waiting_pod is not None else _incomplete(pods, reported_workers)
+        worker = one.worker if (one := waiting_pod or disrupted) is not None else 0
         cpu, mebibytes = (max(pod.requests[at] for pod in pods) for at in range(2))
         lost = disrupted is not None
         return WorkerHosts(size, True, lost, code, message, worker=worker, cpu=cpu, memory=mebibytes)
-    ends = [replace(ended(pod, usable), worker=pod.worker) for pod in failed or pods]
+    ends = [replace(end_of_pod(pod, usable), worker=pod.worker) for pod in failed or pods]
     # The job's own fault says more than a loss, and that more than one by a node, or before it ran.
     worst = max(ends, key=lambda end: (end.exit_code is not None, not end.node_lost, not end.never_ran, -end.worker))
     message = f"worker {worst.worker}: {worst.message}" if size > 1 else worst.message
     return replace(worst, workers=size, message=message)
 
 
-def gone(pods: Iterable[JobPod], usable: Mapping[str, bool]) -> WorkerHosts:
+def end_of_deleted_pods(pods: Iterable[JobPod], usable: Mapping[str, bool]) -> WorkerHosts:
     """Return what it means that pods are there no more, from their last states."""
     return hosts_of([replace(pod, phase="Failed") for pod in pods], usable)
 
@@ -89,13 +89,13 @@ def never_ran(pods: Iterable[JobPod], usable: Mapping[str, bool]) -> bool:
     )
 
 
-def _incomplete(pods: Sequence[JobPod], over: Collection[int]) -> tuple[str, str]:
+def _incomplete(pods: Sequence[JobPod], reported_workers: Collection[int]) -> tuple[str, str]:
     """Return that pods of a gang are missing: they were not created yet, or others deleted them before their end."""
-    missing = pods[0].workers - len({pod.worker for pod in pods} | set(over))
+    missing = pods[0].workers - len({pod.worker for pod in pods} | set(reported_workers))
     return ("incomplete", f"{missing} of its {pods[0].workers} pods are not there") if missing > 0 else ("", "")
 
 
-def ended(pod: JobPod, usable: Mapping[str, bool]) -> WorkerHosts:
+def end_of_pod(pod: JobPod, usable: Mapping[str, bool]) -> WorkerHosts:
     """Return how a pod ended by which no worker reported: by its job, by its node, or by others."""
     if (result := _own_fault(pod)) is not None:
         return result
