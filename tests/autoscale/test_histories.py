@@ -34,6 +34,7 @@ def test_some_histories_in_which_jobs_are_moved_keep_the_rules() -> None:
     for history in played:
         history.play(100)
     assert sum(len(times) for history in played for times in history.moves.values()) >= 5, "too few moves to tell"
+    assert sum(history.cancelled_moves for history in played) >= 2, "too few machines were ready again"
 
 
 @pytest.mark.slow

@@ -146,3 +146,17 @@ def test_nodes_are_looked_at_within_one_bound_for_all_victims(
     plan = schedule(gangs_on_crowded_nodes(gangs, workers).snapshot())
     assert len(left(plan)) >= gangs * workers, "one job has to leave its node for every worker"
     assert 0 < looked[0] < 200_000
+
+
+@pytest.mark.parametrize(("steps", "in_all"), [(3, 50_000), (10_000, 5), (20, 60)], ids=["one", "all", "both"])
+def test_both_engines_stop_looking_for_places_after_as_many_steps(
+    steps: int, in_all: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = [tight_world(Random(seed)).snapshot() for seed in (*range(60), *WRONG_ONCE)]
+    whole = [schedule(snapshot) for snapshot in snapshots]
+    monkeypatch.setattr(together, "MAX_STEPS", steps)
+    monkeypatch.setattr(together, "MAX_STEPS_IN_ALL", in_all)
+    plans = [schedule(snapshot) for snapshot in snapshots]
+    for plan, snapshot in zip(plans, snapshots, strict=True):
+        assert not differences(plan, reference.schedule(snapshot))
+    assert any(len(plan.evict) > len(before.evict) for plan, before in zip(plans, whole, strict=True)), "none stopped"
