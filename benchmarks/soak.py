@@ -140,7 +140,7 @@ async def live(
         rest=0.0,
     )
     assert service.components.leader.term is not None, "on SQLite a service leads from the moment it is opened"
-    await service.services.context.learn_limits()
+    await service.services.context.count_existing_jobs()
     await service.loop.take_over(service.components.leader.term)
     users, readers = Users(service, rng), Readers(service)
     result = []

@@ -1,4 +1,4 @@
-"""Add Makeway's handlers to the Hub: links to the picker, and script and style files."""
+"""Add Makeway's handlers to the Hub: links to the picker (its options form), and script and style files."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ HERE = Path(__file__).parent
 TEMPLATES = HERE / "templates"
 STATIC = HERE / "static"
 LINK_KEYS = ("profile", "team")
-KEPT = frozenset({"next", "display_name"})
+"""Query arguments of a link that preselect an option"""
+HUB_KEYS = frozenset({"next", "display_name"})
+"""Query arguments that the Hub's own handler reads"""
 
 
 class PickerHandler(SpawnHandler):  # type: ignore[misc]
-    """The Hub's spawn page, except that a link (`?profile=gpu1&team=rnd`) marks a choice instead of starting it.
+    """The Hub's spawn page, except that a link (`?profile=gpu1&team=rnd`) preselects options.
 
-    The stock page starts a server as soon as such a link is followed.
+    JupyterHub's own handler starts a server as soon as such a link is followed.
     """
 
     def initialize(self, *args: Any, **kwargs: Any) -> None:
-        """Move the link's choice from the query to `makeway_link`, where the picker reads it."""
+        """Move the link's options from the query to `makeway_link`, which the picker (`makeway_spawner.form`) reads."""
         super().initialize(*args, **kwargs)
         self.makeway_link: dict[str, str] = {}
         if self.request.method != "GET":
             return
-        for key in [key for key in self.request.query_arguments if key not in KEPT]:
+        for key in [key for key in self.request.query_arguments if key not in HUB_KEYS]:
             values = self.request.query_arguments.pop(key)
             name = key.removeprefix("opt-")
             if name in LINK_KEYS and values:

@@ -76,14 +76,14 @@ class Application:
             clock=components.clock,
             threads=components.threads,
             measure=components.backend.folder_bytes if components.backend.keeps_outputs else None,
-            room=lambda: self.services.context.storage.remaining(),
+            room=lambda: self.services.context.storage.writable_bytes(),
         )
         self.retention.quarantine = components.world.quarantine
         self.machine_loop = machine_loop(components, self.loop.wake)
         self.loop.machine_loop = self.machine_loop
         self.services = Services.of(components, self.loop.wake, self.loop.wake_at_once)
         if self.machine_loop is not None:
-            self.services.deployments.follow(self.machine_loop.status)
+            self.services.deployments.show_status_of(self.machine_loop.status)
             self.services.machines.read_consoles_with(self.machine_loop.console)
         self._held = held
         self._tasks: list[asyncio.Task[None]] = []
@@ -138,7 +138,7 @@ class Application:
     async def start(self) -> None:
         """Lead, or follow until the leader is gone."""
         components = self.components
-        await self.services.context.learn_limits()
+        await self.services.context.count_existing_jobs()
         wake = self.loop.wake
         components.leader.on_change(wake)
         if components.feed is not None:

@@ -136,7 +136,7 @@ async def test_machines_are_launched_for_jobs_that_wait_and_end_when_they_idle(t
         done = await world.run.job(first.id, "succeeded", "failed", seconds=90)
         assert done.state.value == "succeeded", done.message
         [machine] = world.machines
-        [shown] = await world.run.service.services.deployments.every(Caller("root", admin=True))
+        [shown] = await world.run.service.services.deployments.list_all(Caller("root", admin=True))
         assert shown.message == "Launches machines when work waits for them."
         assert shown.step is not None
         assert world.nodes_of(done.id) == [machine.id]

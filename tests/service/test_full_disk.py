@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from makeway_api.errors import MakewayError
 from makeway_api.models import FileIn, StorageDelete
-from makeway_quota.services.limits.storage_limits import Room, StorageLimits, Taken
+from makeway_quota.services.limits.storage_limits import DiskSpace, StorageLimits, StorageReservation
 from makeway_quota.settings import load
 from makeway_quota.store.database import reserve
 from makeway_quota.store.records import NewWorkload
@@ -134,30 +134,32 @@ def test_limits_of_a_person_a_team_and_all(tmp_path: Path, monkeypatch: pytest.M
     }
     now = 0.0
     limits = StorageLimits(store, load(environ=environ), lambda: now)
-    first = Taken("ana", "rnd", 1_500_000)
-    assert limits.take(first)
+    first = StorageReservation("ana", "rnd", 1_500_000)
+    assert limits.reserve(first)
     with pytest.raises(MakewayError) as refused:
-        limits.take(Taken("ana", "rnd", 600_000))
+        limits.reserve(StorageReservation("ana", "rnd", 600_000))
     assert (refused.value.code, refused.value.status) == ("storage_quota", 507)
     assert refused.value.message == (
         "ana keeps 1.5 MB of the 2.0 MB that one person may keep: 600 kB more do not fit. Delete ended jobs that are "
         "not needed any more: `%quota` and the page Storage list those that keep the most, `%delete ID` deletes one."
     )
-    assert not limits.take(Taken("ana", "rnd", 600_000), patient=True), "the first one may be refused yet"
+    assert not limits.reserve(StorageReservation("ana", "rnd", 600_000), may_wait=True), (
+        "the first one may be refused yet"
+    )
     limits.release(first)
-    again = Taken("ana", "rnd", 600_000)
-    assert limits.take(again)
+    again = StorageReservation("ana", "rnd", 600_000)
+    assert limits.reserve(again)
     limits.release(again)
     for number, owner in enumerate(("ana", "bo")):
         new = NewWorkload(f"j{number}", "job", "rnd", "gpu1", owner, source="x" * 1_600_000)
         store.add_workload(new, now=0.0)
     now = 20.0
-    assert limits.beyond("ana", "rnd", 100_000) is not None, "the team"
+    assert limits.quota_refusal("ana", "rnd", 100_000) is not None, "the team"
     team = "The team rnd keeps 3.2 MB of the 3.0 MB that one team may keep, of which bo: jobs 1.6 MB: 1 bytes more"
-    assert str(limits.beyond("bo", "rnd", 1)).startswith(team)
-    assert limits.beyond("bo", "ops", 100_000) is None
+    assert str(limits.quota_refusal("bo", "rnd", 1)).startswith(team)
+    assert limits.quota_refusal("bo", "ops", 100_000) is None
     assert "All people together keep 3.2 MB of the 4.0 MB that all may keep: 900 kB" in str(
-        limits.beyond("cy", "ops", 900_000)
+        limits.quota_refusal("cy", "ops", 900_000)
     )
     store.close()
 
@@ -173,20 +175,20 @@ def test_one_member_does_not_use_up_the_quota_of_a_team(tmp_path: Path, percent:
     }
     now, maximum = 0.0, 40_000 * percent
     limits = StorageLimits(store, load(environ=environ), lambda: now)
-    arriving = [Taken("ana", "rnd", 100_000) for _ in range(maximum // 100_000)]
-    assert all(limits.take(item) for item in arriving)
+    arriving = [StorageReservation("ana", "rnd", 100_000) for _ in range(maximum // 100_000)]
+    assert all(limits.reserve(item) for item in arriving)
     with pytest.raises(MakewayError) as refused:
-        limits.take(Taken("ana", "rnd", 1))
+        limits.reserve(StorageReservation("ana", "rnd", 1))
     assert refused.value.numbers["limit_bytes"] == maximum
     if percent < 100:
         assert "that one person may keep of the quota of rnd" in refused.value.message
-        limits.take(Taken("ana", "ops", 100_000))
+        limits.reserve(StorageReservation("ana", "ops", 100_000))
         for item in arriving:
             limits.release(item)
         store.add_workload(NewWorkload("j0", "job", "rnd", "gpu1", "ana", source="x" * maximum), now=0.0)
         now = 10.0
-        assert limits.beyond("ana", "rnd", 1) is not None, "as the database has it"
-        limits.take(Taken("bo", "rnd", min(maximum, 4_000_000 - maximum) - 10_000))
+        assert limits.quota_refusal("ana", "rnd", 1) is not None, "as the database has it"
+        limits.reserve(StorageReservation("bo", "rnd", min(maximum, 4_000_000 - maximum) - 10_000))
     store.close()
 
 
@@ -198,18 +200,18 @@ def test_who_deletes_and_submits_in_turn_has_twice_the_quota_on_the_disk_at_most
 
     def take_turns() -> None:
         for _ in range(10):
-            taken = Taken("ana", "rnd", 700_000)
-            limits.take(taken)
+            taken = StorageReservation("ana", "rnd", 700_000)
+            limits.reserve(taken)
             limits.release(taken)
-            limits.deleted("ana", 700_000)
+            limits.note_deleted("ana", 700_000)
 
     for start in (0.0, 1000.0, -1000.0):  # a clock that is set back holds no one up
         now = start
         with pytest.raises(MakewayError, match="try again in 160 s") as refused:
             take_turns()
         assert (refused.value.code, refused.value.numbers["deleted_bytes"]) == ("deleted_lately", 1_400_000)
-        for other in (Taken("bo", "rnd", 700_000), Taken("ana", "rnd", 10_000)):
-            assert limits.take(other), "another person, and code without large files"
+        for other in (StorageReservation("bo", "rnd", 700_000), StorageReservation("ana", "rnd", 10_000)):
+            assert limits.reserve(other), "another person, and code without large files"
             limits.release(other)
     store.close()
 
@@ -219,11 +221,11 @@ def test_notes_of_deletions_do_not_grow_and_go_with_what_they_tell_of(tmp_path: 
     limits = StorageLimits(store, load(environ={"MAKEWAY_STATE_DIR": str(tmp_path)}), lambda: now)
     for at in range(1000):
         now = at / 2
-        limits.deleted("ana", 1000)
-    assert len(limits._deleted["ana"]) <= 20
+        limits.note_deleted("ana", 1000)
+    assert len(limits._deleted_files["ana"]) <= 20
     now += 200
-    limits.deleted("bo", 1000)
-    assert list(limits._deleted) == ["bo"]
+    limits.note_deleted("bo", 1000)
+    assert list(limits._deleted_files) == ["bo"]
     store.close()
 
 
@@ -239,9 +241,9 @@ async def test_only_large_files_that_who_deletes_leaves_on_the_disk_count(
             await ana.cancel(job.id)
             await run.job(job.id, "cancelled")
         await run.client(who).delete_job(jobs[0].id)
-        assert not storage._deleted, "the other job has the content, too"
+        assert not storage._deleted_files, "the other job has the content, too"
         await run.client(who).delete_job(jobs[1].id)
-        assert sum(bytes for item in storage._deleted.values() for _, bytes in item) == noted
+        assert sum(bytes for item in storage._deleted_files.values() for _, bytes in item) == noted
 
 
 def test_what_is_being_written_fills_no_disk_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,17 +251,17 @@ def test_what_is_being_written_fills_no_disk_for_good(tmp_path: Path, monkeypatc
     store = open_store(f"sqlite:///{tmp_path / 'db.sqlite'}")
     environ = {"MAKEWAY_STATE_DIR": str(tmp_path), "MAKEWAY_MAX_KEPT_PERSON_MB": "2"}
     limits = StorageLimits(store, load(environ=environ), lambda: 0.0)
-    monkeypatch.setattr(limits, "room", lambda: Room(3_000_000, 1_000_000))
-    first = Taken("ana", "rnd", 1_500_000)
-    assert limits.take(first)
-    assert not limits.take(Taken("bo", "rnd", 600_000), patient=True)
-    for size, patient in ((600_000, False), (2_100_000, True)):
+    monkeypatch.setattr(limits, "disk_space", lambda: DiskSpace(3_000_000, 1_000_000))
+    first = StorageReservation("ana", "rnd", 1_500_000)
+    assert limits.reserve(first)
+    assert not limits.reserve(StorageReservation("bo", "rnd", 600_000), may_wait=True)
+    for size, may_wait in ((600_000, False), (2_100_000, True)):
         with pytest.raises(MakewayError, match=r"The disk of Makeway has 3\.0 MB free"):
-            limits.take(Taken("bo", "rnd", size), patient=patient)
-    assert limits.beyond("ana", "rnd", 600_000) is None, "a result, which would be lost"
-    assert limits.beyond("ana", "rnd", 2_100_000) is not None
+            limits.reserve(StorageReservation("bo", "rnd", size), may_wait=may_wait)
+    assert limits.quota_refusal("ana", "rnd", 600_000) is None, "a result, which would be lost"
+    assert limits.quota_refusal("ana", "rnd", 2_100_000) is not None
     limits.release(first)
-    assert limits.take(Taken("bo", "rnd", 600_000), patient=True)
+    assert limits.reserve(StorageReservation("bo", "rnd", 600_000), may_wait=True)
     store.close()
 
 
@@ -331,7 +333,7 @@ async def test_members_who_submit_at_once_write_no_more_than_the_quota_and_one_s
         assert len(result) - len(refused) == 3, "as many as fit are taken"
         assert sum(wrote) <= 3_000_000 + 900_000
         assert (await run.client("root").storage()).whole < 3_000_000
-        assert not run.service.services.context.storage._arriving
+        assert not run.service.services.context.storage._reservations
 
 
 async def test_a_submission_waits_for_the_room_of_one_that_is_refused_or_cancelled(tmp_path: Path) -> None:
@@ -362,5 +364,5 @@ async def test_a_submission_waits_for_the_room_of_one_that_is_refused_or_cancell
     late.cancel()
     await asyncio.wait([late])
     await asyncio.to_thread(lambda: None)
-    assert not limits._arriving
+    assert not limits._reservations
     store.close()

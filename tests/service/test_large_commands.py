@@ -14,7 +14,7 @@ from makeway_api.models import FileIn, JobRequest
 from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.services.jobs.submission_check import MAX_COMMAND_BYTES, check_process, read_files
-from makeway_quota.services.limits.user_limits import MAX_BYTES, UserLimits
+from makeway_quota.services.limits.user_limits import MAX_LIVE_BYTES, UserLimits
 from makeway_quota.store.records import Attempt, Change, NewDecision, NewWorkload
 from makeway_quota.store.store import Store, open_store
 from makeway_quota.values import Place
@@ -87,8 +87,8 @@ def test_bytes_count_not_characters() -> None:
 def test_every_way_into_the_queue_has_one_account(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'db.sqlite'}")
     limits = UserLimits(store, pending=10_000, submissions=0, followers=0)
-    limits.learn(())
-    maximum = MAX_BYTES // MAX_COMMAND_BYTES
+    limits.count_existing(())
+    maximum = MAX_LIVE_BYTES // MAX_COMMAND_BYTES
     ids = filled(store, maximum - 1)
 
     def room(size: int = MAX_COMMAND_BYTES) -> bool:
@@ -107,7 +107,7 @@ def test_every_way_into_the_queue_has_one_account(tmp_path: Path) -> None:
     store.commit([Change(id, {"state": "cancelled"}) for id in ids], now=NOW + 2)
     assert room(maximum * MAX_COMMAND_BYTES)
     again = UserLimits(store, pending=10_000, submissions=0, followers=0)
-    again.learn(store.active())
+    again.count_existing(store.active())
     store.commit([Change(id, {"state": "pending", "ended_at": None}) for id in ids], now=NOW + 3)
     with pytest.raises(MakewayError), again.submitting("ana", 1, 2 * MAX_COMMAND_BYTES):
         pass
@@ -116,9 +116,9 @@ def test_every_way_into_the_queue_has_one_account(tmp_path: Path) -> None:
 
 async def test_a_resumed_job_reserves_its_size(tmp_path: Path) -> None:
     async with running(tmp_path, backend=MemoryBackend(BUSY)) as run:
-        await run.service.services.context.learn_limits()
+        await run.service.services.context.count_existing_jobs()
         store = run.service.components.store
-        maximum = MAX_BYTES // MAX_COMMAND_BYTES
+        maximum = MAX_LIVE_BYTES // MAX_COMMAND_BYTES
         ids = filled(store, maximum)
         store.commit([Change(ids[0], {"state": "cancelled"})], now=NOW + 2)
         extra = job(9999, command=LARGE)

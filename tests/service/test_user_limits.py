@@ -11,7 +11,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import Job
 from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.services.limits.user_limits import FILES_OF_ONE, UserLimits
+from makeway_quota.services.limits.user_limits import FILES_PER_SUBMISSION, UserLimits
 from makeway_quota.store.records import Change, NewWorkload
 from makeway_quota.store.store import Store, open_store
 from running import SAMPLE, Running, running
@@ -41,7 +41,7 @@ def test_jobs_that_ended_are_forgotten_though_nothing_was_submitted_before(store
     store.add_workload(job(1), now=1.0)
     older = store.active()
     store.commit([Change("j-00000001", {"state": "cancelled"})], now=2.0)
-    limits.learn(older)
+    limits.count_existing(older)
     assert limits.waiting == 0, "what was read before the end is older"
     assert limits._versions == {}
     store.close()
@@ -50,7 +50,7 @@ def test_jobs_that_ended_are_forgotten_though_nothing_was_submitted_before(store
 def test_pending_jobs_are_counted_through_their_whole_life(store: Store) -> None:
     store.add_workload(job(1), now=1.0)
     limits = UserLimits(store, pending=3, submissions=0, followers=0)
-    limits.learn(store.active())
+    limits.count_existing(store.active())
     store.add_workload(job(2), now=1.0)
     store.add_workload(job(3, "bo"), now=1.0)
     with limits.submitting("ana", 1):
@@ -72,7 +72,7 @@ def test_pending_jobs_are_counted_through_their_whole_life(store: Store) -> None
 
 def test_commands_and_environments_of_pending_jobs_are_bounded(store: Store) -> None:
     limits = UserLimits(store, pending=1000, submissions=0, followers=0)
-    limits.learn(())
+    limits.count_existing(())
     large = replace(job(1), command=("x" * 2**20,), env={"A": "y" * 2**20})
     store.add_workload(large, now=1.0)
     with limits.submitting("ana", 31, 2 * 2**20 - 2**10):
@@ -121,10 +121,10 @@ def test_a_minute_has_room_for_so_many_submissions(store: Store) -> None:
 
 def test_many_files_count_as_more_submissions(store: Store) -> None:
     limits = UserLimits(store, pending=0, submissions=60, followers=0, clock=lambda: 0.0)
-    for many, files in ((1, FILES_OF_ONE - 1), (2, 10 * FILES_OF_ONE), (30, 0)):
+    for many, files in ((1, FILES_PER_SUBMISSION - 1), (2, 10 * FILES_PER_SUBMISSION), (30, 0)):
         with limits.submitting("ana", many, 0, files):
             pass
-    with pytest.raises(MakewayError) as refused, limits.submitting("ana", 1, 0, 7 * FILES_OF_ONE):
+    with pytest.raises(MakewayError) as refused, limits.submitting("ana", 1, 0, 7 * FILES_PER_SUBMISSION):
         pass
     assert refused.value.numbers["retry_after"] == 1, "7 are left of 60"
     with limits.submitting("ana", 7):
@@ -157,7 +157,7 @@ async def refusal(run: Running, person: str, count: int) -> list[Job | str]:
 
 async def test_waiting_jobs_are_counted_from_the_start_of_the_service(tmp_path: Path) -> None:
     async with running(tmp_path, backend=MemoryBackend([])) as run:
-        assert run.service.services.context.limits.known
+        assert run.service.services.context.limits.counted_existing
 
 
 async def test_many_submissions_at_once_do_not_pass_the_limit(tmp_path: Path) -> None:

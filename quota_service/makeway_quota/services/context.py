@@ -145,10 +145,10 @@ class Context:
         policy = self.document.policy(team) if team else None
         return policy.label if policy else team or ""
 
-    async def learn_limits(self) -> None:
-        """Count the jobs that waited before this process started, once."""
-        if not self.limits.known:
-            self.limits.learn((await self.world.rows()).values())
+    async def count_existing_jobs(self) -> None:
+        """Count the jobs that existed before this process started against the limits of their owners, once."""
+        if not self.limits.counted_existing:
+            self.limits.count_existing((await self.world.rows()).values())
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a blocking function of the store in a thread of the requests; 503 where the database is unavailable."""

@@ -17,7 +17,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from . import rows
 from .database.database import Database
-from .errors import TooMuchKept, Which
+from .errors import StorageLimit, TooMuchKept
 from .records import KeptLimits
 from .tables import accounts, attempts, blobs, files, folders, outputs, workloads
 
@@ -35,7 +35,7 @@ PATH_BYTES = 150
 NEAR = 100
 """Jobs with a content that are looked at for one of a person, before all jobs of that person are"""
 
-Who = tuple[str, str]
+AccountKey = tuple[str, str]
 """An owner and a team, "" for any"""
 
 
@@ -48,7 +48,7 @@ class AccountLine(NamedTuple):
     bytes: int
 
 
-def accounts_of(owner: str, team: str) -> dict[Which, Who]:
+def accounts_of(owner: str, team: str) -> dict[StorageLimit, AccountKey]:
     """Return the accounts that bytes of a person in a team count in, by the limit of each."""
     return {"person": (owner, ""), "team": ("", team), "whole": ("", ""), "share": (owner, team)}
 
@@ -83,7 +83,7 @@ class KeptSums:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._sums: dict[Who, int] = {}
+        self._sums: dict[AccountKey, int] = {}
 
     def take(self, owner: str, team: str, size: int, limits: KeptLimits) -> TooMuchKept | None:
         """Count `size` more bytes for a person in a team (None), or return why they are too many."""
@@ -103,7 +103,7 @@ class KeptSums:
 def move(connection: Connection, owner: str, team: str, limits: KeptLimits) -> TooMuchKept | None:
     """Count a person's account anew after work of theirs got into a team; return why it is too much for that team."""
 
-    def kept_now() -> dict[Which, int]:
+    def kept_now() -> dict[StorageLimit, int]:
         _, ours, _, mine = sums_of(connection, owner, team)
         return {"team": ours, "share": mine}
 

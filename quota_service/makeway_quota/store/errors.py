@@ -7,7 +7,7 @@ from typing import Literal
 
 from .records import PolicyVersion, StoredDeployment, Workload
 
-Which = Literal["person", "team", "whole", "share"]
+StorageLimit = Literal["person", "team", "whole", "share"]
 """What a limit of kept bytes is for: a person, a team, all, or one person in one team"""
 
 
@@ -54,7 +54,7 @@ class TooMany(StoreError):
 class TooMuchKept(StoreError):
     """More bytes would be kept than a limit allows: `kept` are there, `size` more were to be added."""
 
-    def __init__(self, which: Which, kept: int, size: int) -> None:
+    def __init__(self, which: StorageLimit, kept: int, size: int) -> None:
         super().__init__(f"{kept} bytes are kept already ({which}), and {size} more exceed the limit")
         self.which = which
         self.kept = kept

@@ -56,19 +56,19 @@ def machine_reason(code: str) -> str:
     return REASONS.get(code, "")
 
 
-DRIVEN = "Launches machines when work waits for them."
-NOT_DRIVEN = "Nothing is launched: this service has no backend for machines. Add machines to MAKEWAY_BACKEND."
+CAN_LAUNCH = "Launches machines when work waits for them."
+CANNOT_LAUNCH = "Nothing is launched: this service has no backend for machines. Add machines to MAKEWAY_BACKEND."
 
 
-def deployment_does(machines: int, *, paused: bool, deleting: bool, driven: bool = True) -> str:
-    """Return what a deployment does now; `machines` are not over. `driven`: whether the service launches any."""
+def deployment_activity(machines: int, *, paused: bool, deleting: bool, can_launch: bool = True) -> str:
+    """Return what a deployment does now; `machines` are not over. `can_launch`: whether the service launches any."""
     ending = f"{count(machines, 'machine')} {'ends' if machines == 1 else 'end'} first"
     if deleting:
         return f"Being deleted: {ending}." if machines else "Being deleted: it has no machines any more."
     if paused:
         rest = f"{count(machines, 'machine')} {'is' if machines == 1 else 'are'} being ended"
         return f"Paused: nothing is launched, and {rest}." if machines else "Paused: nothing is launched."
-    return DRIVEN if driven else NOT_DRIVEN
+    return CAN_LAUNCH if can_launch else CANNOT_LAUNCH
 
 
 COLOURS = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")

@@ -202,7 +202,7 @@ class MachineAgent:
             wait = 0.0
             try:
                 orders = read_orders(self._client.asked(known))
-                if not orders.whole or orders.unreadable:
+                if not orders.complete or orders.unreadable:
                     self._log("cannot read all of its orders: what it cannot read it neither starts nor ends")
                 if orders.drain and not (self._orders is not None and self._orders.drain):
                     self._log("drains: the service orders nothing new")

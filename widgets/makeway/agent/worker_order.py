@@ -1,23 +1,25 @@
-"""Read what the service orders: which workers the machine has to run, and whether it may stop."""
+"""Parse the orders of the service: which workers the machine has to run, and whether it drains or stops."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..launcher.files import exact_integer
-from ..launcher.removal import NAME
+from ..launcher.removal import JOB_ID
 
-MAX_NAME = 128
-if TYPE_CHECKING:  # no expression of Python 3.8
+MAX_JOB_ID_LENGTH = 128
+if TYPE_CHECKING:  # Python 3.8 cannot evaluate it
     WorkerKey = tuple[str, int, int]
     """A worker: the id of its job, the number of its attempt, and its own number"""
 
 
 class WorkerOrder(NamedTuple):
-    """One worker that has to run. `checkpoints`: a folder that the machines share; "": one of the attempt.
+    """One worker that has to run; its launcher gets these fields as JSON.
 
-    `image`: "" runs it without a container. `cpu` in thousandths of a core and `memory` in MiB are limits of its
-    container, 0: none. `virtual`: its GPUs are no devices.
+    `url` and `token`: where its launcher reports to the service, and by which token. `image`: "" runs it without a
+    container. `devices`: the indexes of its GPUs on this machine. `checkpoints`: the folder of its checkpoints, which
+    machines share; "": a folder of the attempt on this machine. `cpu` (thousandths of a core) and `memory` (MiB) limit
+    its container, 0: no limit. `virtual`: its GPUs are simulated, there are no devices.
     """
 
     job: str
@@ -36,14 +38,15 @@ class WorkerOrder(NamedTuple):
 
     @property
     def key(self) -> WorkerKey:
-        """Return what identifies the worker."""
+        """Return the job, attempt and number that identify the worker."""
         return (self.job, self.attempt, self.worker)
 
 
 class MachineOrders(NamedTuple):
-    """All orders of a machine. `unreadable`: workers of which no more than their names can be understood.
+    """All orders of a machine. `drain`: no further workers will be ordered. `stop`: the machine has to power off.
 
-    `whole`: every worker is at least named, so that one that is missing is not wanted any more.
+    `unreadable`: workers whose key can be read, but not the rest of their order. `complete`: every key could be read,
+    so that a worker that is missing has to end.
     """
 
     revision: str
@@ -51,39 +54,39 @@ class MachineOrders(NamedTuple):
     stop: bool
     workers: dict[WorkerKey, WorkerOrder]
     unreadable: frozenset[WorkerKey]
-    whole: bool
+    complete: bool
 
-    def wants(self, key: WorkerKey) -> bool:
-        """Whether a worker may go on."""
-        return key in self.workers or key in self.unreadable or not self.whole
+    def may_run(self, key: WorkerKey) -> bool:
+        """Whether a worker that runs may go on: unless it is certain that the service does not order it any more."""
+        return key in self.workers or key in self.unreadable or not self.complete
 
 
-def read_orders(answer: dict[str, Any]) -> MachineOrders:
-    """Return the orders in an answer: what cannot be read in it ends nothing, and starts nothing."""
-    entries = answer.get("attempts")
+def read_orders(response: dict[str, Any]) -> MachineOrders:
+    """Return the orders in a response of the service; an entry that cannot be read neither starts nor ends a worker."""
+    entries = response.get("attempts")
     workers: dict[WorkerKey, WorkerOrder] = {}
     unreadable = set()
     complete = isinstance(entries, list)
     for entry in entries if isinstance(entries, list) else ():
-        key = _key(entry)
+        key = _parse_key(entry)
         if key is None:
             complete = False
             continue
         try:
-            workers[key] = _order(key, entry)
+            workers[key] = _parse_order(key, entry)
         except (KeyError, TypeError, ValueError, AttributeError):
             unreadable.add(key)
     return MachineOrders(
-        revision=str(answer.get("revision", "")),
-        drain=answer.get("drain") is True,
-        stop=answer.get("stop") is True,
+        revision=str(response.get("revision", "")),
+        drain=response.get("drain") is True,
+        stop=response.get("stop") is True,
         workers=workers,
         unreadable=frozenset(unreadable),
-        whole=complete,
+        complete=complete,
     )
 
 
-def _key(entry: Any) -> WorkerKey | None:
+def _parse_key(entry: Any) -> WorkerKey | None:
     if not isinstance(entry, dict):
         return None
     job, attempt, worker = entry.get("job"), exact_integer(entry.get("attempt")), exact_integer(entry.get("worker"))
@@ -93,11 +96,11 @@ def _key(entry: Any) -> WorkerKey | None:
 
 
 def valid_key(job: str, attempt: int, worker: int) -> bool:
-    """Whether these name a worker, and folders can be named by them."""
-    return len(job) <= MAX_NAME and NAME.fullmatch(job) is not None and attempt >= 0 and worker >= 0
+    """Whether these identify a worker, and are safe as names of its folders."""
+    return len(job) <= MAX_JOB_ID_LENGTH and JOB_ID.fullmatch(job) is not None and attempt >= 0 and worker >= 0
 
 
-def _order(key: WorkerKey, entry: dict[str, Any]) -> WorkerOrder:
+def _parse_order(key: WorkerKey, entry: dict[str, Any]) -> WorkerOrder:
     if not isinstance(entry["url"], str) or not isinstance(entry["token"], str):
         raise TypeError("url and token are strings")
     return WorkerOrder(

@@ -153,7 +153,7 @@ class MachineWorkers:
                 self._start(self.workers[key], order)
         for key, worker in list(self.workers.items()):
             self._observe(worker)
-            if orders is not None and not orders.wants(key):
+            if orders is not None and not orders.may_run(key):
                 self._end(worker)
             else:
                 worker.unwanted_since = None

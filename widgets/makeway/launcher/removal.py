@@ -14,7 +14,7 @@ import shutil
 import stat
 import sys
 
-NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+JOB_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 """The id of a job: no path, and nothing that is hidden."""
 REPORT = "/dev/termination-log"
 
@@ -38,7 +38,7 @@ def remove_all(volume: str, names: list[str], report: str = REPORT) -> int:
 
 
 def _remove(volume: str, name: str) -> None:
-    if not NAME.fullmatch(name):
+    if not JOB_ID.fullmatch(name):
         raise ValueError(f"{name!r} is not the id of a job")
     remove_tree(os.path.join(volume, name))
 

@@ -220,10 +220,10 @@ class AttemptService:
             return MAX_ERROR
         if kind == "result":
             storage.check_disk(size)
-        beyond = storage.beyond(row.owner, row.team or "", size)
+        beyond = storage.quota_refusal(row.owner, row.team or "", size)
         if beyond is not None and kind == "result":
             raise refuse(beyond.message, "storage_quota", 413, **beyond.numbers)
-        room = storage.room()
+        room = storage.disk_space()
         short = beyond is not None or (room is not None and room.free - size < room.reserve)
         return MIN_LOG if short else self._limit(kind)
 

@@ -102,7 +102,7 @@ class JobService:
         message = f"{caller.name} resumes {row.name}."
         now = context.clock()
         changed = transitions.resume(row, message, now)
-        await context.learn_limits()
+        await context.count_existing_jobs()
         await context.call(context.storage.check, row.owner, team)
         with context.limits.submitting(row.owner, 1, row.weight) as reservation:
             reservation.expect(id)

@@ -56,7 +56,7 @@ class StorageService:
         store, settings = self._context.store, self._context.settings
         lines = store.accounts.listed(None if caller.admin else caller.name)
         mine = [line for line in lines if line.owner == caller.name]
-        room = self._context.storage.room()
+        room = self._context.storage.disk_space()
         teams = self._teams(caller, mine)
         return StorageReport(
             accounts=_accounts(lines),
@@ -229,7 +229,7 @@ class StorageService:
         if row is None:
             return None
         if row.outside and caller.name == row.owner:  # who tidies up for others holds no one up
-            self._context.storage.deleted(row.owner, row.outside)
+            self._context.storage.note_deleted(row.owner, row.outside)
         message = f"{caller.name} deleted {row.name or id} of {row.owner}, with its files, log, result and checkpoints."
         store.commit([], [NewDecision("delete", id, row.team, row.owner, "deleted", message)], now=now)
         return held

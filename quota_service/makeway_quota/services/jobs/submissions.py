@@ -87,7 +87,7 @@ class SubmissionService:
                 *await self._checkpoint_notes(caller, request, profile),
             ]
             return answer.model_copy(update={"image": choice.image, "notes": notes})
-        await context.learn_limits()
+        await context.count_existing_jobs()
         size = payload_bytes_of(request.command, request.env, request.source)
         kept = size + ROW_BYTES + bytes_of(files)
         with context.limits.submitting(caller.name, 1, size, len(files)) as reservation:
@@ -145,7 +145,7 @@ class SubmissionService:
         else:
             count = len(await context.call(context.store.contents.listed, id))
             files = FilesOf(id, count)
-        await context.learn_limits()
+        await context.count_existing_jobs()
         size = payload_bytes_of(request.command, request.env, request.source)
         with context.limits.submitting(caller.name, len(keys), size, count) as reservation:
             kept = (size + ROW_BYTES) * len(keys) + (0 if isinstance(files, FilesOf) else bytes_of(files))

@@ -1,7 +1,7 @@
-"""Keep what people leave within limits: a quota for a person, a team and all, and free space on the disk.
+"""Limit the bytes that are stored: quotas of a person, of a team and of all together, and free space on the disk.
 
-Submissions, results and long logs are large writes, which a limit refuses; whatever ends, cancels or deletes is not.
-One person may keep a part of a team's quota only (`max_kept_share_percent`), so that the others always have the rest.
+Submissions, results and long logs are large writes, which a limit refuses; ending, cancelling and deleting never are.
+One person may use only a share of a team's quota (`max_kept_share_percent`), so that its other members have the rest.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
 from makeway_api.errors import MakewayError
-from makeway_api.quantities import size as written
+from makeway_api.quantities import size as format_bytes
 
 from ...settings import ServiceSettings
-from ...store.accounts import KINDS, Who, accounts_of
+from ...store.accounts import KINDS, AccountKey, accounts_of
 from ...store.database.reserve import disk_bytes, free_bytes
-from ...store.errors import TooMuchKept, Which
+from ...store.errors import StorageLimit, TooMuchKept
 from ...store.records import KeptLimits
 from ...store.storage.contents import DELETED_AGE, LARGE
 from ...store.store import Store
@@ -31,28 +31,28 @@ from ..refusals import busy, refuse
 P = ParamSpec("P")
 T = TypeVar("T")
 
-KNOWN_SECONDS = 1.0
-"""How long sums that were read count, with what was taken since"""
-DELETE = (
+ACCOUNT_CACHE_SECONDS = 1.0
+"""How long the bytes of an account that were read stay in the cache; reservations made since are added to them"""
+DELETE_HINT = (
     "Delete ended jobs that are not needed any more: `%quota` and the page Storage list those that keep the most, "
     "`%delete ID` deletes one"
 )
-SUMMED_SECONDS = 10.0
-"""For how long deletions of a person are noted as one"""
-REMOVED_SECONDS = DELETED_AGE + SUMMED_SECONDS + 30.0
-"""After how long the large files of what was deleted are gone: they stay for submissions of the same"""
-MAX_KNOWN = 10_000
-"""Accounts that are kept in memory"""
+DELETIONS_MERGED_SECONDS = 10.0
+"""Deletions of one person within this time are noted as one"""
+DELETED_FILES_SECONDS = DELETED_AGE + DELETIONS_MERGED_SECONDS + 30.0
+"""How long large files of deleted jobs stay on the disk, so that submissions of the same contents can use them"""
+MAX_CACHED_ACCOUNTS = 10_000
+"""Accounts in the cache"""
 MAX_WAIT_SECONDS = 20.0
-"""How long a submission waits for others that are being written, and may leave it room"""
+"""How long a submission waits for others that are being written, and may be refused and free their space"""
 RECHECK_SECONDS = 0.5
-PART_OF_DISK = 10
-"""The free space that is kept is at most this part of the disk"""
+MAX_RESERVE_DIVISOR = 10
+"""The free space that is reserved is at most the size of the disk divided by this"""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """The fullest disk that data is on: bytes that are free, and how many of them are kept for small writes."""
+class DiskSpace:
+    """The fullest disk with data: its free bytes, and how many of them are reserved for small writes."""
 
     free: int
     reserve: int
@@ -65,16 +65,16 @@ class Call(Protocol):
 
 
 @dataclass(slots=True)
-class _Sum:
-    """The bytes of one account, as they were read at a time, with what was taken since."""
+class _CachedAccount:
+    """The bytes of one account as read from the database at `read_at`, with the reservations made since."""
 
-    at: float
+    read_at: float
     bytes: int
 
 
 @dataclass(slots=True, eq=False)
-class Taken:
-    """Room that one submission has until its rows are written, or refused."""
+class StorageReservation:
+    """The bytes that one submission reserves until its rows are written, or refused."""
 
     owner: str
     team: str
@@ -82,26 +82,26 @@ class Taken:
     released: bool = False
 
     @property
-    def accounts(self) -> dict[Which, Who]:
-        """The accounts that it counts in, by the limit of each."""
+    def accounts(self) -> dict[StorageLimit, AccountKey]:
+        """Return the accounts that its bytes count in, by the limit that applies to each."""
         return accounts_of(self.owner, self.team)
 
 
 class StorageLimits:
-    """The limits of what is kept. Blocking and thread-safe: call it through `Context.call`."""
+    """The limits of stored bytes. Blocking and thread-safe: call it through `Context.call`."""
 
     def __init__(self, store: Store, settings: ServiceSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._settings = settings
         self._clock = clock
-        self._guard = threading.Lock()
-        self._known: dict[Who, _Sum] = {}
-        self._kinds: dict[str, tuple[float, str]] = {}
-        """when a person's bytes by kind were read, and what they are, in words"""
-        self._deleted: dict[str, deque[tuple[float, int]]] = {}
-        """when a person deleted large files that may still be on the disk, and their bytes, those of 10 s together"""
-        self._arriving: set[Taken] = set()
-        """submissions that are being written: large files are on the disk before the row that tells of them"""
+        self._lock = threading.Lock()
+        self._accounts: dict[AccountKey, _CachedAccount] = {}
+        self._usage_texts: dict[str, tuple[float, str]] = {}
+        """person → when their bytes by kind were read, and the sentence about them"""
+        self._deleted_files: dict[str, deque[tuple[float, int]]] = {}
+        """person → times and bytes of deleted large files that may still be on the disk"""
+        self._reservations: set[StorageReservation] = set()
+        """submissions that are being written: their large files are on the disk before the database has their rows"""
         self._released = asyncio.Event()
         self.limits = KeptLimits(
             person=settings.max_kept_person_bytes,
@@ -109,170 +109,172 @@ class StorageLimits:
             whole=settings.max_kept_bytes,
             share=settings.max_kept_share_bytes,
         )
-        """what the transaction that adds bytes checks again"""
+        """the limits that the transaction which adds the bytes checks again"""
 
     @asynccontextmanager
     async def room_for(self, owner: str, team: str, size: int, call: Call) -> AsyncIterator[None]:
-        """Take room for `size` bytes while they are written; refuse (507) what exceeds a limit, or a full disk.
+        """Reserve `size` bytes while they are written; refuse (507) what exceeds a limit, or a full disk.
 
-        Where only submissions that are being written at this moment are in the way, wait for them. `call` runs a
-        function in a thread.
+        Where they would fit without submissions that are being written at this moment, wait for these, which may be
+        refused. `call` runs a function in a thread.
         """
-        taken, ends = Taken(owner, team, size), self._clock() + MAX_WAIT_SECONDS
+        reservation, deadline = StorageReservation(owner, team, size), self._clock() + MAX_WAIT_SECONDS
         try:
-            while not await call(self.take, taken, patient=self._clock() < ends):
+            while not await call(self.reserve, reservation, may_wait=self._clock() < deadline):
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._released.wait(), RECHECK_SECONDS)
             yield
         finally:
-            self.release(taken)
+            self.release(reservation)
 
-    def take(self, taken: Taken, *, patient: bool = False) -> bool:
-        """Take room until `release`; refuse (507) what exceeds a limit, or fills the disk.
+    def reserve(self, reservation: StorageReservation, *, may_wait: bool = False) -> bool:
+        """Reserve bytes until `release`; refuse (507) what exceeds a limit, or fills the disk.
 
-        False, where it is `patient` and only what is being written is in the way: that may be refused, and is counted
-        twice in the moment between its rows and its release.
+        Return False, with `may_wait`, where the bytes would fit without other reservations: these may be refused, and
+        are counted twice between the commit of their rows and their release.
         """
-        owner, team, size = taken.owner, taken.team, taken.size
-        arriving = sum(other.size for other in tuple(self._arriving))
-        if patient and arriving and not self._fits(size + arriving) and self._fits(size):
+        owner, team, size = reservation.owner, reservation.team, reservation.size
+        reserved = sum(other.size for other in tuple(self._reservations))
+        if may_wait and reserved and not self._fits(size + reserved) and self._fits(size):
             return False  # their large files may be on the disk already, and are counted twice then
-        self.check_disk(size + arriving)
-        with self._guard:
+        self.check_disk(size + reserved)
+        with self._lock:
             self._check_deleted(owner, size)
-            result = self._too_much(taken)
+            result = self._exceeded_when_reread(reservation)
             if result is None:
-                for who in taken.accounts.values():
-                    self._known[who].bytes += size
-                self._arriving.add(taken)
-                if taken.released:  # the request was cancelled meanwhile
-                    self._arriving.discard(taken)
+                for key in reservation.accounts.values():
+                    self._accounts[key].bytes += size
+                self._reservations.add(reservation)
+                if reservation.released:  # the request was cancelled meanwhile
+                    self._reservations.discard(reservation)
                 return True
-            mine = taken.accounts[result.which]
-            if patient and any(other.accounts[result.which] == mine for other in tuple(self._arriving)):
+            account = reservation.accounts[result.which]
+            if may_wait and any(other.accounts[result.which] == account for other in tuple(self._reservations)):
                 return False
         raise self.refusal(owner, team, result)
 
-    def deleted(self, owner: str, size: int) -> None:
-        """Note large files of a person whose last row was deleted: they go some time after it."""
-        with self._guard:
-            now, known = self._clock(), self._deleted.get(owner)
-            if known and 0 <= now - known[-1][0] < SUMMED_SECONDS:
-                known[-1] = known[-1][0], known[-1][1] + size
+    def note_deleted(self, owner: str, size: int) -> None:
+        """Note large files that no job uses any more: they are removed from the disk some time later."""
+        with self._lock:
+            now, deleted = self._clock(), self._deleted_files.get(owner)
+            if deleted and 0 <= now - deleted[-1][0] < DELETIONS_MERGED_SECONDS:
+                deleted[-1] = deleted[-1][0], deleted[-1][1] + size
                 return
-            for other in list(self._deleted):
+            for other in list(self._deleted_files):
                 self._drop_removed(other, now)
-            self._deleted.setdefault(owner, deque()).append((now, size))
+            self._deleted_files.setdefault(owner, deque()).append((now, size))
 
     def _drop_removed(self, owner: str, now: float) -> deque[tuple[float, int]]:
-        """Forget what a person deleted so long ago that it is removed, and return the rest."""
-        deleted = self._deleted.get(owner, deque())
-        while deleted and not 0 <= now - deleted[0][0] < REMOVED_SECONDS:
+        """Forget deleted files of a person that are gone from the disk, and return the others."""
+        deleted = self._deleted_files.get(owner, deque())
+        while deleted and not 0 <= now - deleted[0][0] < DELETED_FILES_SECONDS:
             deleted.popleft()
         if not deleted:
-            self._deleted.pop(owner, None)
+            self._deleted_files.pop(owner, None)
         return deleted
 
     def _check_deleted(self, owner: str, size: int) -> None:
-        """Refuse (429) large files of who deletes and submits in turn.
+        """Refuse (429) large files that exceed a person's quota with deleted files that are still on the disk.
 
-        So the disk has at most twice what a person may keep.
+        So the disk holds at most twice the quota of a person.
         """
         now, limit = self._clock(), self.limits.person
         deleted = self._drop_removed(owner, now)
-        if deleted and limit and size >= LARGE and (there := sum(bytes for _, bytes in deleted)) + size > limit:
-            wait = REMOVED_SECONDS - (now - deleted[0][0])
+        deleted_bytes = sum(bytes for _, bytes in deleted)
+        if deleted and limit and size >= LARGE and deleted_bytes + size > limit:
+            wait = DELETED_FILES_SECONDS - (now - deleted[0][0])
             raise busy(
-                f"{owner} deleted {written(there)} in the last minutes, which are removed from the disk by and by: "
-                f"try again in {max(1, round(wait))} s.",
+                f"{owner} deleted {format_bytes(deleted_bytes)} in the last minutes, which are removed from the disk "
+                f"by and by: try again in {max(1, round(wait))} s.",
                 "deleted_lately",
                 429,
                 wait,
                 bytes=size,
-                deleted_bytes=there,
+                deleted_bytes=deleted_bytes,
             )
 
-    def release(self, taken: Taken) -> None:
-        """Forget room that was taken: its rows are written, and count by themselves, or were refused. On the loop."""
-        taken.released = True  # without the guard, which a thread may hold while the database does not answer
-        self._arriving.discard(taken)
+    def release(self, reservation: StorageReservation) -> None:
+        """Drop a reservation: its rows are written and count themselves, or were refused. Runs on the event loop."""
+        reservation.released = True  # without the lock, which a thread may hold while the database does not answer
+        self._reservations.discard(reservation)
         self._released.set()
         self._released = asyncio.Event()
 
     def check(self, owner: str, team: str) -> None:
-        """Refuse (507) a person who is at a limit already, or a full disk."""
+        """Refuse (507) where a person or a team has reached a limit already, or the disk is full."""
         self.check_disk(0)
-        if (refused := self.beyond(owner, team, 0)) is not None:
+        if (refused := self.quota_refusal(owner, team, 0)) is not None:
             raise refused
 
     def _fits(self, size: int) -> bool:
-        room = self.room()
-        return room is None or room.free - size >= room.reserve
+        disk = self.disk_space()
+        return disk is None or disk.free - size >= disk.reserve
 
     def check_disk(self, size: int) -> None:
-        """Refuse (507) `size` bytes that would use the free space that is kept for small writes."""
-        room = self.room()
-        if room is not None and room.free - size < room.reserve:
+        """Refuse (507) `size` bytes that would use the free space that is reserved for small writes."""
+        disk = self.disk_space()
+        if disk is not None and disk.free - size < disk.reserve:
             raise refuse(
-                f"The disk of Makeway has {written(max(0, room.free))} free, and keeps {written(room.reserve)} for "
-                f"ending, cancelling and deleting, so nothing large is taken now. {DELETE}, or ask an administrator to "
-                "make room.",
+                f"The disk of Makeway has {format_bytes(max(0, disk.free))} free, and keeps "
+                f"{format_bytes(disk.reserve)} for ending, cancelling and deleting, so nothing large is taken now. "
+                f"{DELETE_HINT}, or ask an administrator to make room.",
                 "disk_full",
                 507,
-                free_bytes=max(0, room.free),
-                reserve_bytes=room.reserve,
+                free_bytes=max(0, disk.free),
+                reserve_bytes=disk.reserve,
                 bytes=size,
             )
 
-    def beyond(self, owner: str, team: str, size: int) -> MakewayError | None:
-        """Return the refusal of `size` more bytes for a person in a team, None where they fit beside what is kept.
+    def quota_refusal(self, owner: str, team: str, size: int) -> MakewayError | None:
+        """Return the refusal of `size` more bytes for a person in a team, None where they fit beside the stored ones.
 
-        What is being written is left out where it decides: it may be counted twice, and be refused.
+        Where other reservations would make the difference they are not counted: they may be counted twice, or refused.
         """
-        more = Taken(owner, team, size)
-        with self._guard:
-            if self._exceeded(more) is None:
+        reservation = StorageReservation(owner, team, size)
+        with self._lock:
+            if self._exceeded_limit(reservation) is None:
                 return None
-        for which, kept in zip(more.accounts, self._store.accounts.of(owner, team), strict=True):
+        for which, kept in zip(reservation.accounts, self._store.accounts.of(owner, team), strict=True):
             if (limit := getattr(self.limits, which)) and kept + size > limit:
                 return self.refusal(owner, team, TooMuchKept(which, kept, size))
         return None
 
-    def _too_much(self, more: Taken) -> TooMuchKept | None:
-        """Return which limit these bytes exceed.
+    def _exceeded_when_reread(self, reservation: StorageReservation) -> TooMuchKept | None:
+        """Return which limit the bytes exceed, None where they fit.
 
-        They fit into what was read at most KNOWN_SECONDS ago, and was taken since, or are refused by what is read now:
-        others may have deleted, or been refused.
+        Bytes that do not fit by the cached accounts are checked again by accounts that are read now: since then people
+        may have deleted jobs, and reservations may have been refused.
         """
-        if self._exceeded(more) is None:
+        if self._exceeded_limit(reservation) is None:
             return None
-        for who in more.accounts.values():
-            self._known.pop(who, None)
-        return self._exceeded(more)
+        for key in reservation.accounts.values():
+            self._accounts.pop(key, None)
+        return self._exceeded_limit(reservation)
 
-    def _exceeded(self, more: Taken) -> TooMuchKept | None:
-        self._read(more)
-        for which, who in more.accounts.items():
-            limit, kept = getattr(self.limits, which), self._known[who].bytes
-            if limit and kept + more.size > limit:
-                return TooMuchKept(which, kept, more.size)
+    def _exceeded_limit(self, reservation: StorageReservation) -> TooMuchKept | None:
+        self._refresh_accounts(reservation)
+        for which, key in reservation.accounts.items():
+            limit, kept = getattr(self.limits, which), self._accounts[key].bytes
+            if limit and kept + reservation.size > limit:
+                return TooMuchKept(which, kept, reservation.size)
         return None
 
     def refusal(self, owner: str, team: str, result: TooMuchKept) -> MakewayError:
-        """Return the refusal of bytes that are too many, with what the person keeps by kind."""
-        who, may = {
+        """Return the refusal for an exceeded limit, with what the person keeps by kind."""
+        subject, allowance = {
             "person": (f"{owner} keeps", "one person may keep"),
             "team": (f"The team {team} keeps", "one team may keep"),
             "whole": ("All people together keep", "all may keep"),
             "share": (f"{owner} keeps", f"one person may keep of the quota of {team}"),
         }[result.which]
         limit: int = getattr(self.limits, result.which)
-        own = self._in_words(owner)
-        whose = f" ({own})" if result.which in ("person", "share") else f", of which {owner}: {own}"
-        more = f"{written(result.size)} more do not fit" if result.size else "nothing more fits"
-        kept = f"{who} {written(result.kept)} of the {written(limit)} that {may}{whose if own else ''}"
+        usage = self._usage_text(owner)
+        breakdown = f" ({usage})" if result.which in ("person", "share") else f", of which {owner}: {usage}"
+        more = f"{format_bytes(result.size)} more do not fit" if result.size else "nothing more fits"
+        kept = f"{subject} {format_bytes(result.kept)} of the {format_bytes(limit)} that {allowance}"
+        kept += breakdown if usage else ""
         return refuse(
-            f"{kept}: {more}. {DELETE}.",
+            f"{kept}: {more}. {DELETE_HINT}.",
             "storage_quota",
             507,
             kept_bytes=result.kept,
@@ -280,46 +282,46 @@ class StorageLimits:
             limit_bytes=limit,
         )
 
-    def _in_words(self, owner: str) -> str:
-        """Return what a person keeps by kind, the largest first, as it is in the database."""
-        known = self._kinds.get(owner)
-        if known is None or not 0 <= self._clock() - known[0] < KNOWN_SECONDS:
-            result: Counter[str] = Counter()
+    def _usage_text(self, owner: str) -> str:
+        """Return a text of the bytes a person has in the database by kind, the largest first."""
+        cached = self._usage_texts.get(owner)
+        if cached is None or not 0 <= self._clock() - cached[0] < ACCOUNT_CACHE_SECONDS:
+            usage: Counter[str] = Counter()
             for line in self._store.accounts.listed(owner):
-                result[line.kind] += line.bytes
-            kinds = sorted(KINDS, key=lambda kind: (-result[kind], kind))
-            words = ", ".join(f"{kind} {written(result[kind])}" for kind in kinds if result[kind])
-            if len(self._kinds) > MAX_KNOWN:
-                self._kinds.clear()
-            known = self._kinds[owner] = self._clock(), words
-        return known[1]
+                usage[line.kind] += line.bytes
+            kinds = sorted(KINDS, key=lambda kind: (-usage[kind], kind))
+            text = ", ".join(f"{kind} {format_bytes(usage[kind])}" for kind in kinds if usage[kind])
+            if len(self._usage_texts) > MAX_CACHED_ACCOUNTS:
+                self._usage_texts.clear()
+            cached = self._usage_texts[owner] = self._clock(), text
+        return cached[1]
 
-    def room(self) -> Room | None:
-        """Return the room on the fullest of the disks with data; None where none of them is of this machine."""
-        rooms = [Room(free_bytes(path), self._kept_free(path)) for path in self._folders() if path.exists()]
-        return min(rooms, key=lambda room: room.free - room.reserve, default=None)
+    def disk_space(self) -> DiskSpace | None:
+        """Return the space on the fullest disk with data, None where no data is on a disk of this machine."""
+        disks = [DiskSpace(free_bytes(path), self._reserve_of(path)) for path in self._data_folders() if path.exists()]
+        return min(disks, key=lambda disk: disk.free - disk.reserve, default=None)
 
-    def remaining(self) -> int | None:
-        """Return the bytes that large writes may still take of the disk; None where it is not of this machine."""
-        room = self.room()
-        return None if room is None else max(0, room.free - room.reserve)
+    def writable_bytes(self) -> int | None:
+        """Return the bytes that large writes may still use, None where no data is on a disk of this machine."""
+        disk = self.disk_space()
+        return None if disk is None else max(0, disk.free - disk.reserve)
 
-    def _folders(self) -> Sequence[Path]:
+    def _data_folders(self) -> Sequence[Path]:
         local = [self._settings.state_dir] if "local" in self._settings.backends else []
         return [*self._store.folders, *local]
 
-    def _kept_free(self, folder: Path) -> int:
-        return min(self._settings.free_reserve_bytes, disk_bytes(folder) // PART_OF_DISK)
+    def _reserve_of(self, folder: Path) -> int:
+        return min(self._settings.free_reserve_bytes, disk_bytes(folder) // MAX_RESERVE_DIVISOR)
 
-    def _read(self, more: Taken) -> None:
-        """Read the accounts that these bytes count in, unless they are known; what is being written is added."""
-        now, whose = self._clock(), more.accounts
-        known = [self._known.get(who) for who in whose.values()]
-        if all(account is not None and 0 <= now - account.at < KNOWN_SECONDS for account in known):
+    def _refresh_accounts(self, reservation: StorageReservation) -> None:
+        """Read the accounts that the bytes count in unless they are cached, and add the bytes of reservations."""
+        now, accounts = self._clock(), reservation.accounts
+        cached = [self._accounts.get(key) for key in accounts.values()]
+        if all(account is not None and 0 <= now - account.read_at < ACCOUNT_CACHE_SECONDS for account in cached):
             return
-        if len(self._known) > MAX_KNOWN:
-            self._known.clear()
-        read = self._store.accounts.of(more.owner, more.team)
-        for (which, who), kept in zip(whose.items(), read, strict=True):
-            arriving = sum(other.size for other in tuple(self._arriving) if other.accounts[which] == who)
-            self._known[who] = _Sum(now, kept + arriving)
+        if len(self._accounts) > MAX_CACHED_ACCOUNTS:
+            self._accounts.clear()
+        stored = self._store.accounts.of(reservation.owner, reservation.team)
+        for (which, key), kept in zip(accounts.items(), stored, strict=True):
+            reserved = sum(other.size for other in tuple(self._reservations) if other.accounts[which] == key)
+            self._accounts[key] = _CachedAccount(now, kept + reserved)

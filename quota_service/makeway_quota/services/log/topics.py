@@ -1,7 +1,7 @@
-"""Define the topics of a stream: what one page shows, so that its stream says only when that changed.
+"""Define the topics that an event stream subscribes to, so that a page is notified only of what it shows.
 
-`cluster` is everything that the reader may see; `machines` is that, and for administrators the machines of
-deployments; `team:NAME`, `job:ID` and `node:NAME` are one part of it, `policy` the policy document.
+`cluster` is everything that the reader may see; `machines` adds, for administrators, the machines of deployments;
+`team:NAME`, `job:ID` and `node:NAME` are one team, job or node; `policy` is the policy document.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from makeway_api.errors import MakewayError
 from ...store.records import Event
 
 MAX_TOPICS = 64
-"""Topics of one stream: all tabs of a browser share it"""
+"""Topics of one stream, which all tabs of a browser share"""
 MAX_LENGTH = 255
 """Characters of a topic"""
 SINGLE_TOPICS = frozenset({"cluster", "machines", "policy"})
@@ -22,7 +22,7 @@ _NAMED = re.compile(r"(team|job|node):[^,\s]+")
 
 
 def read_topics(text: str) -> frozenset[str]:
-    """Return the topics of a list with commas; MakewayError 422 for one that is not known. An empty list is none."""
+    """Return the topics of a comma-separated list, none for an empty one; MakewayError 422 for an unknown topic."""
     topics = frozenset(text.split(",")) if text else frozenset()
     for topic in sorted(topics):
         if len(topic) > MAX_LENGTH or not (topic in SINGLE_TOPICS or _NAMED.fullmatch(topic)):
@@ -42,7 +42,7 @@ def read_topics(text: str) -> frozenset[str]:
     return topics
 
 
-def touched(event: Event) -> frozenset[str]:
+def topics_of(event: Event) -> frozenset[str]:
     """Return the topics that an event is about."""
     if event.kind == "policy":
         return frozenset({"cluster", "machines", "policy"})
@@ -51,11 +51,11 @@ def touched(event: Event) -> frozenset[str]:
     return frozenset(result)
 
 
-def hit(topics: Set[str], event: Event) -> frozenset[str]:
-    """Return those of a stream's topics that an event is about."""
+def affected_topics(topics: Set[str], event: Event) -> frozenset[str]:
+    """Return which of a stream's topics an event may have changed."""
     if event.kind == "policy":
-        return frozenset(topics)  # teams, pools and titles may be others: every page shows some of them
-    result = touched(event) & topics
-    if event.data.get("state") not in (None, "running"):  # it may have left any of the nodes that are watched
+        return frozenset(topics)  # it may have changed any team, pool or title, and every page shows some
+    result = topics_of(event) & topics
+    if event.data.get("state") not in (None, "running"):  # it may have left any node, and the event does not name which
         result |= {topic for topic in topics if topic.startswith("node:")}
     return result

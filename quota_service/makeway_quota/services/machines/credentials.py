@@ -47,7 +47,7 @@ class CredentialService:
         shared = context.store.shared
         self._keys = SecretKeys.of(settings.credentials_key_file, settings.state_dir, shared=shared)
 
-    async def every(self, caller: Caller) -> list[Credential]:
+    async def list_all(self, caller: Caller) -> list[Credential]:
         """Return the credentials that a caller may see, by name and without values: those of its teams, or all."""
         stored = await self._context.call(self._context.store.secrets.list)
         teams = self._context.visible_teams(caller)

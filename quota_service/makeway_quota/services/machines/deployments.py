@@ -1,7 +1,7 @@
 """List, save, pause, duplicate and delete deployments of machines; for administrators.
 
-Each change is made to the version that was read, is a line of the decision log, and is followed by the loop that drives
-the deployments. Nothing here launches or ends a machine.
+Each change is checked against the version that the caller read, and is recorded in the decision log. Nothing here
+launches or ends a machine: the control loop reads the stored documents, and acts on them.
 """
 
 from __future__ import annotations
@@ -32,198 +32,203 @@ from ...policy import PolicyInvalid
 from ...policy.issues import Issue
 from ...store.errors import Conflict
 from ...store.records import NewDecision, StoredDeployment
-from ...wording.machines import deployment_does
+from ...wording.machines import deployment_activity
 from ..caller import Caller
 from ..context import Context
 from ..refusals import invalid_document, refuse, wire_issues
 from ..times import at, when
 
-FILE = "deployment.yaml"
+DOCUMENT_NAME = "deployment.yaml"
 MAX_HOLDS = 20
-"""Reasons for which nothing is launched that an answer has"""
-TRIES = 5
-"""Times that a change which fits any version is made to the newest one"""
+"""Launch holds, which say why nothing is launched, that an answer has"""
+MAX_TRIES = 5
+"""How often a change without an expected version is tried, each time on the newest version"""
 MAX_MESSAGE = 2000
 """Characters of a line of the decision log"""
 
 StatusOf = Callable[[str], DeploymentStatus | None]
-"""Return what the last step of a deployment said; None where this replica made none"""
+"""Return the status of a deployment after its last scaling step; None where this replica ran none"""
 
 
 class DeploymentService:
-    """The documents of deployments, with their machines by state and their spend. Administrators only."""
+    """The documents of deployments, with counts of their machines by state and their spend. Administrators only."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._status_of: StatusOf = lambda name: None
-        self._driven = MACHINES in context.settings.backends
+        self._launches_machines = MACHINES in context.settings.backends
 
-    def follow(self, status_of: StatusOf) -> None:
-        """Show what the last step of each deployment said."""
+    def show_status_of(self, status_of: StatusOf) -> None:
+        """Show the status that this function returns with each deployment."""
         self._status_of = status_of
 
-    async def every(self, caller: Caller) -> list[DeploymentModel]:
-        """Return all deployments by name, those that are being deleted too, without their documents."""
-        only_administrators(caller)
-        return await self._context.call(self._every)
+    async def list_all(self, caller: Caller) -> list[DeploymentModel]:
+        """Return all deployments by name, also those being deleted, without their documents."""
+        require_administrator(caller)
+        return await self._context.call(self._models)
 
     async def read(self, caller: Caller, name: str) -> DeploymentModel:
         """Return one deployment with its document."""
-        only_administrators(caller)
-        return await self._context.call(self._whole, await self._stored(name))
+        require_administrator(caller)
+        return await self._context.call(self._with_document, await self._read_stored(name))
 
     async def validate(self, caller: Caller, text: str) -> PolicyCheck:
         """Return everything that is wrong with a document, or what it would change."""
-        only_administrators(caller)
-        return await self._context.call(self._check, text)
+        require_administrator(caller)
+        return await self._context.call(self._validate, text)
 
     async def save(self, caller: Caller, request: DeploymentRequest) -> DeploymentModel:
-        """Create a deployment or replace its document; a conflict tells what is there now.
+        """Create a deployment or replace its document; the refusal of a conflict has the stored version and document.
 
-        A document that is the same as the one that is there changes nothing, and its version stays.
+        Saving the same document again changes nothing, and its version stays.
         """
-        only_administrators(caller)
+        require_administrator(caller)
         context = self._context
         try:
-            new = await context.call(read_deployment, request.document, FILE, self._pools())
+            new = await context.call(read_deployment, request.document, DOCUMENT_NAME, self._pools())
         except PolicyInvalid as invalid:
-            raise _invalid(invalid) from None
+            raise _invalid_refusal(invalid) from None
 
-        def changed(there: StoredDeployment | None) -> str:
+        def new_text(existing: StoredDeployment | None) -> str:
             return request.document
 
         try:
-            return await self._change(caller, new.name, request.version, changed)
+            return await self._change(caller, new.name, request.version, new_text)
         except PolicyInvalid as invalid:
-            raise _invalid(invalid) from None
+            raise _invalid_refusal(invalid) from None
 
     async def pause(self, caller: Caller, name: str, version: int | None = None) -> DeploymentModel:
-        """Launch nothing any more, and end what runs after a notice; its comments stay."""
+        """Set `paused: true` in the document, whose comments stay: nothing is launched, machines end after a notice."""
         return await self._set_paused(caller, name, version, True)
 
     async def resume(self, caller: Caller, name: str, version: int | None = None) -> DeploymentModel:
-        """Launch machines again when work waits; its comments stay."""
+        """Set `paused: false` in the document, whose comments stay: machines are launched again when work waits."""
         return await self._set_paused(caller, name, version, False)
 
     async def duplicate(self, caller: Caller, name: str) -> DeploymentDraft:
         """Return the document of a deployment under a free name; nothing is saved."""
-        only_administrators(caller)
-        stored = await self._stored(name)
+        require_administrator(caller)
+        stored = await self._read_stored(name)
 
         def draft() -> DeploymentDraft:
-            free = free_name(name, {one.name for one in self._context.store.deployments.list()})
+            free = free_name(name, {other.name for other in self._context.store.deployments.list()})
             return DeploymentDraft(name=free, document=with_name(stored.document, free))
 
         try:
             return await self._context.call(draft)
         except PolicyInvalid as invalid:
-            raise _invalid(invalid) from None
+            raise _invalid_refusal(invalid) from None
 
     async def delete(self, caller: Caller, name: str, version: int | None = None) -> DeploymentModel:
         """Begin to delete a deployment: its machines end first. Repeating it is harmless."""
-        only_administrators(caller)
+        require_administrator(caller)
         context = self._context
 
         def decision(marked: StoredDeployment) -> NewDecision:
             message = f"{marked.updated_by} deletes the deployment {name}: its machines are ended first."
             return _decision(marked, message)
 
-        for remaining in reversed(range(TRIES)):
-            stored = await self._stored(name)
-            wanted = stored.version if version is None else version
+        for remaining_tries in reversed(range(MAX_TRIES)):
+            stored = await self._read_stored(name)
+            expected = stored.version if version is None else version
             try:
                 marked = await context.call(
-                    context.store.deployments.delete, name, wanted, caller.name, context.clock(), decision
+                    context.store.deployments.delete, name, expected, caller.name, context.clock(), decision
                 )
-                return await context.call(self._whole, marked)
+                return await context.call(self._with_document, marked)
             except Conflict as conflict:
-                if version is not None or not remaining:
-                    raise _conflict(conflict) from None
+                if version is not None or not remaining_tries:
+                    raise _conflict_refusal(conflict) from None
         raise AssertionError("the last try returns or raises")
 
     async def _set_paused(self, caller: Caller, name: str, version: int | None, paused: bool) -> DeploymentModel:
-        only_administrators(caller)
-        await self._stored(name)
+        require_administrator(caller)
+        await self._read_stored(name)
 
-        def changed(there: StoredDeployment | None) -> str:
-            if there is None:
-                raise no_deployment(name)
-            return with_paused(there.document, paused)
+        def new_text(existing: StoredDeployment | None) -> str:
+            if existing is None:
+                raise unknown_deployment(name)
+            return with_paused(existing.document, paused)
 
         try:
-            return await self._change(caller, name, version, changed)
+            return await self._change(caller, name, version, new_text)
         except PolicyInvalid as invalid:
-            raise _invalid(invalid) from None
+            raise _invalid_refusal(invalid) from None
 
     async def _change(
         self,
         caller: Caller,
         name: str,
         version: int | None,
-        changed: Callable[[StoredDeployment | None], str],
+        new_text: Callable[[StoredDeployment | None], str],
     ) -> DeploymentModel:
-        """Save what `changed` makes of the document that is there; without a version again if another was faster."""
+        """Save the text that `new_text` makes of the stored document; without a version, retry after a conflict."""
         context = self._context
 
         def change() -> DeploymentModel:
-            there = context.store.deployments.read(name)
-            current = 0 if there is None else there.version
-            text = changed(there)
-            if there is not None and there.document == text and version in (None, current) and not there.deleting:
-                return self._whole(there)
-            new, old = read_deployment(text, FILE, stored=True), _readable(there)[0]
+            existing = context.store.deployments.read(name)
+            current = 0 if existing is None else existing.version
+            text = new_text(existing)
+            if (
+                existing is not None
+                and existing.document == text
+                and version in (None, current)
+                and not existing.deleting
+            ):
+                return self._with_document(existing)
+            new, old = read_deployment(text, DOCUMENT_NAME, stored=True), _parse_stored(existing)[0]
             _check_place(old, new)
-            told = " ".join(differences(old, new)) or "nothing changed."
+            changes = " ".join(differences(old, new)) or "nothing changed."
 
             def decision(saved: StoredDeployment) -> NewDecision:
-                message = f"{saved.updated_by} saved version {saved.version} of the deployment {name}: {told}"
+                message = f"{saved.updated_by} saved version {saved.version} of the deployment {name}: {changes}"
                 return _decision(saved, message)
 
-            wanted = current if version is None else version
-            saved = context.store.deployments.save(name, text, wanted, caller.name, context.clock(), decision)
-            return self._whole(saved)
+            expected = current if version is None else version
+            saved = context.store.deployments.save(name, text, expected, caller.name, context.clock(), decision)
+            return self._with_document(saved)
 
-        for remaining in reversed(range(TRIES)):
+        for remaining_tries in reversed(range(MAX_TRIES)):
             try:
                 return await context.call(change)
             except Conflict as conflict:
-                there = conflict.existing
-                deleting = isinstance(there, StoredDeployment) and there.deleting
-                if version is not None or deleting or not remaining:
-                    raise _conflict(conflict) from None
+                existing = conflict.existing
+                deleting = isinstance(existing, StoredDeployment) and existing.deleting
+                if version is not None or deleting or not remaining_tries:
+                    raise _conflict_refusal(conflict) from None
         raise AssertionError("the last try returns or raises")
 
-    async def _stored(self, name: str) -> StoredDeployment:
+    async def _read_stored(self, name: str) -> StoredDeployment:
         stored = await self._context.call(self._context.store.deployments.read, name)
         if stored is None:
-            raise no_deployment(name)
+            raise unknown_deployment(name)
         return stored
 
     def _pools(self) -> Sequence[str]:
         return [pool.name for pool in self._context.document.pools]
 
-    def _check(self, text: str) -> PolicyCheck:
+    def _validate(self, text: str) -> PolicyCheck:
         try:
-            new = read_deployment(text, FILE, self._pools())
-            old = _readable(self._context.store.deployments.read(new.name))[0]
+            new = read_deployment(text, DOCUMENT_NAME, self._pools())
+            old = _parse_stored(self._context.store.deployments.read(new.name))[0]
             _check_place(old, new)
         except PolicyInvalid as invalid:
             return PolicyCheck(ok=False, issues=wire_issues(invalid.issues))
         return PolicyCheck(ok=True, changes=differences(old, new))
 
-    def _every(self) -> list[DeploymentModel]:
+    def _models(self) -> list[DeploymentModel]:
         store = self._context.store
         machines: dict[str, list[Machine]] = {}
         for machine in store.machines.live():
             machines.setdefault(machine.deployment, []).append(machine)
         return [self._model(one, machines.get(one.name, [])) for one in store.deployments.list()]
 
-    def _whole(self, stored: StoredDeployment) -> DeploymentModel:
+    def _with_document(self, stored: StoredDeployment) -> DeploymentModel:
         machines = self._context.store.machines.read(stored.name).machines
         return self._model(stored, machines).model_copy(update={"document": stored.document})
 
     def _model(self, stored: StoredDeployment, machines: Sequence[Machine]) -> DeploymentModel:
-        deployment, problem = _readable(stored)
+        deployment, problem = _parse_stored(stored)
         by_state = Counter(machine.state for machine in machines)
         result = DeploymentModel(
             name=stored.name,
@@ -236,7 +241,9 @@ class DeploymentService:
             step=_step(self._status_of(stored.name)),
         )
         paused = deployment is not None and deployment.paused
-        result.message = deployment_does(len(machines), paused=paused, deleting=stored.deleting, driven=self._driven)
+        result.message = deployment_activity(
+            len(machines), paused=paused, deleting=stored.deleting, can_launch=self._launches_machines
+        )
         if deployment is None:
             if not stored.deleting:
                 result.message = "Its document cannot be read, so nothing is launched: correct it."
@@ -248,49 +255,49 @@ class DeploymentService:
         return result
 
     def _spend(self, deployment: Deployment, machines: Iterable[Machine]) -> DeploymentSpend:
-        closed = self._context.store.machines.spend(deployment.name)
-        money = count_money(deployment, machines, closed, self._context.clock())
+        finished_cost = self._context.store.machines.spend(deployment.name)
+        money = count_money(deployment, machines, finished_cost, self._context.clock())
         return DeploymentSpend(
             currency=deployment.currency,
             hour=money.hourly_cost / UNIT,
-            max_hour=_units(deployment.hourly_budget),
+            max_hour=_in_currency(deployment.hourly_budget),
             month=money.spent_in_month / UNIT,
-            max_month=_units(deployment.monthly_budget),
+            max_month=_in_currency(deployment.monthly_budget),
             unpriced=money.unpriced_machines,
         )
 
 
 def _prices(deployment: Deployment) -> list[MachinePrice]:
-    """Return what a machine of each type costs in each of its markets, and one of its GPUs that jobs may use."""
+    """Return the hourly price of a machine of each type in each of its markets, and of one of its GPUs."""
     result = []
     for machine_type in deployment.types:
         gpus = 0 if machine_type.cpu_only else machine_type.gpus
         for market in machine_type.markets():
             price = machine_type.price_in(market)
             one = MachinePrice(
-                type=machine_type.name, pool=machine_type.pool, market=market, gpus=gpus, price=_units(price)
+                type=machine_type.name, pool=machine_type.pool, market=market, gpus=gpus, price=_in_currency(price)
             )
-            one.gpu_price = None if price is None else _units(gpu_cost(price, gpus))
+            one.gpu_price = None if price is None else _in_currency(gpu_cost(price, gpus))
             result.append(one)
     return result
 
 
-def _units(millionths: int | None) -> float | None:
+def _in_currency(millionths: int | None) -> float | None:
     return None if millionths is None else millionths / UNIT
 
 
-def _readable(stored: StoredDeployment | None) -> tuple[Deployment | None, str]:
-    """Return a stored document, or why it cannot be read: it may be one of a later release."""
+def _parse_stored(stored: StoredDeployment | None) -> tuple[Deployment | None, str]:
+    """Return the deployment of a stored document, or why it cannot be read: a later release may have written it."""
     if stored is None:
         return None, ""
     try:
-        return read_deployment(stored.document, FILE, stored=True), ""
+        return read_deployment(stored.document, DOCUMENT_NAME, stored=True), ""
     except PolicyInvalid as invalid:
         return None, str(invalid.issues[0])
 
 
 def _check_place(old: Deployment | None, new: Deployment) -> None:
-    """Raise PolicyInvalid where the machines of a deployment would be elsewhere: those that it has would be missed."""
+    """Raise PolicyInvalid where the provider or region changes: the machines at the old one would be forgotten."""
     if old is None or old.place == new.place:
         return
     key = "provider" if old.provider != new.provider else "settings"
@@ -298,7 +305,7 @@ def _check_place(old: Deployment | None, new: Deployment) -> None:
         f"the machines of this deployment are at {' in '.join(old.place)}, and would be forgotten there; "
         "save the document under another name, and delete this deployment"
     )
-    raise PolicyInvalid([Issue(FILE, 1, key, message)])
+    raise PolicyInvalid([Issue(DOCUMENT_NAME, 1, key, message)])
 
 
 def _step(status: DeploymentStatus | None) -> DeploymentStep | None:
@@ -318,30 +325,30 @@ def _step(status: DeploymentStatus | None) -> DeploymentStep | None:
     )
 
 
-def only_administrators(caller: Caller) -> None:
-    """Raise the refusal for everybody else."""
+def require_administrator(caller: Caller) -> None:
+    """Raise the refusal (403) for a caller who is no administrator."""
     if not caller.is_administrator:
         raise refuse("Only administrators see and change deployments of machines.", "forbidden", 403)
 
 
 def _decision(stored: StoredDeployment, message: str) -> NewDecision:
-    numbers = {"deployment": stored.name, "version": stored.version}
-    return NewDecision("deployment", None, None, stored.updated_by, "deployment", message[:MAX_MESSAGE], numbers)
+    facts = {"deployment": stored.name, "version": stored.version}
+    return NewDecision("deployment", None, None, stored.updated_by, "deployment", message[:MAX_MESSAGE], facts)
 
 
-def no_deployment(name: str) -> MakewayError:
-    """Return the refusal of a question for a deployment that is not there."""
+def unknown_deployment(name: str) -> MakewayError:
+    """Return the refusal (404) for a deployment that does not exist."""
     return refuse(f"There is no deployment {name}.", "not_found", 404)
 
 
-def _conflict(conflict: Conflict) -> MakewayError:
-    """Return the refusal of a change to a version that is not there any more, with what is there now."""
-    there, message = conflict.existing, str(conflict)
+def _conflict_refusal(conflict: Conflict) -> MakewayError:
+    """Return the refusal (409) of a change to an outdated version, with the stored version and document."""
+    existing, message = conflict.existing, str(conflict)
     now: dict[str, object] = {"current": 0, "document": None}
-    if isinstance(there, StoredDeployment):
-        now = {"current": there.version, "document": there.document}
+    if isinstance(existing, StoredDeployment):
+        now = {"current": existing.version, "document": existing.document}
     return refuse(f"{message[:1].upper()}{message[1:]}.", "conflict", 409, **now)
 
 
-def _invalid(invalid: PolicyInvalid) -> MakewayError:
+def _invalid_refusal(invalid: PolicyInvalid) -> MakewayError:
     return invalid_document(invalid, "The document", "deployment_invalid", "makeway autoscaler validate")

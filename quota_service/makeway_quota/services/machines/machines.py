@@ -22,7 +22,7 @@ from ..caller import Caller
 from ..context import Context
 from ..refusals import busy, refuse
 from ..times import at, when
-from .deployments import no_deployment, only_administrators
+from .deployments import require_administrator, unknown_deployment
 
 log = logging.getLogger("makeway.machines")
 
@@ -64,7 +64,7 @@ class MachineService:
 
     async def mark(self, caller: Caller) -> Hashable:
         """Return a value that is another one when what the pages of deployments show has changed; for their streams."""
-        only_administrators(caller)
+        require_administrator(caller)
         async with self._reading:  # all open pages wait for one reading
             if time.monotonic() - self._mark[0] >= MARK_SECONDS:
                 mark = await self._context.call(self._context.store.machine_log.mark)
@@ -73,7 +73,7 @@ class MachineService:
 
     async def timeline(self, caller: Caller, deployment: str) -> Timeline:
         """Return how many machines of a deployment were in which states, in the last hour, as its log has it."""
-        only_administrators(caller)
+        require_administrator(caller)
         store, since = self._context.store, self._context.clock() - WINDOW
 
         def read() -> Timeline:
@@ -91,7 +91,7 @@ class MachineService:
         cursor: str | None = None,
     ) -> MachinePage:
         """Return one page of the machines of a deployment, those that are over too, newest first."""
-        only_administrators(caller)
+        require_administrator(caller)
         try:
             after = None if cursor is None else read_cursor(cursor)
         except ValueError:
@@ -106,12 +106,12 @@ class MachineService:
 
     async def machine(self, caller: Caller, deployment: str, id: str) -> MachineDetail:
         """Return one machine with its history, newest first, and what its console and init script wrote."""
-        only_administrators(caller)
+        require_administrator(caller)
         return await self._context.call(self._detail, deployment, id)
 
     async def console(self, caller: Caller, deployment: str, id: str) -> MachineDetail:
         """Read what a machine's console says now from the provider, keep it, and return the machine with it."""
-        only_administrators(caller)
+        require_administrator(caller)
         context = self._context
         row = await context.call(self._row, deployment, id)
         text = await self._console_of(row)
@@ -142,7 +142,7 @@ class MachineService:
         self, caller: Caller, deployment: str, limit: int = 100, before: int | None = None
     ) -> list[MachineLogEntry]:
         """Return the log of a deployment, newest first; `before` is the last id of the page before."""
-        only_administrators(caller)
+        require_administrator(caller)
         store = self._context.store.machine_log
         rows = await self._context.call(store.events, deployment, None, before, limit)
         if not rows and before is None:
@@ -177,7 +177,7 @@ class MachineService:
 
     async def _known(self, deployment: str) -> None:
         if await self._context.call(self._context.store.deployments.read, deployment) is None:
-            raise no_deployment(deployment)
+            raise unknown_deployment(deployment)
 
 
 def machine_model(row: Machine) -> MachineModel:

@@ -1,4 +1,4 @@
-"""Serve the agents of machines: each reaches its own machine, by a token of its own."""
+"""Serve the agents of machines: the token of an agent is valid for its own machine only."""
 
 from __future__ import annotations
 
@@ -17,40 +17,42 @@ from .attempts import Token
 
 router = APIRouter(prefix="/agents", tags=["agents"], responses=declared(404, 409, 410))
 
-Machine = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="a machine's id")]
-Known = Annotated[str, Query(max_length=100, description="`revision` of the orders that the agent has")]
+MachineId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="a machine's id")]
+KnownRevision = Annotated[str, Query(max_length=100, description="`revision` of the orders that the agent has")]
 
 
 async def service_of(request: Request) -> AgentService:
-    """Return the service for agents that this app was made with."""
+    """Return the `AgentService` of this app."""
     service: AgentService = request.app.state.services.agents
     return service
 
 
-async def address_of(request: Request) -> str:
-    """Return the address of the sender; "" where it is not known."""
+async def sender_address(request: Request) -> str:
+    """Return the address of the client; "" where it is not known."""
     return "" if request.client is None else request.client.host
 
 
 TheAgents = Annotated[AgentService, Depends(service_of)]
-Address = Annotated[str, Depends(address_of)]
+SenderAddress = Annotated[str, Depends(sender_address)]
 
 
 @router.post("/join", operation_id="join_machine", response_model=AgentJoined)
-async def join(agents: TheAgents, token: Token, address: Address, body: AgentJoin) -> Response:
-    """Become the agent of a machine, by its join token; a repetition changes nothing."""
+async def join(agents: TheAgents, token: Token, address: SenderAddress, body: AgentJoin) -> Response:
+    """Register the agent of a machine by its join token; a repetition changes nothing."""
     return json_of(await agents.join(token, body, address))
 
 
 @router.get("/agent.pyz", include_in_schema=False)
 async def program() -> Response:
-    """Return the agent in one file; it is public, and the same on each replica."""
+    """Return the agent program in one file; it is public, and the same on each replica."""
     content = await asyncio.to_thread(agent_program)
     return Response(content, media_type="application/zip", headers={"Cache-Control": "no-cache"})
 
 
 @router.post("/{machine}/report", operation_id="report_machine", response_model=AgentReceipt)
-async def report(machine: Machine, agents: TheAgents, token: Token, address: Address, body: AgentReportIn) -> Response:
+async def report(
+    machine: MachineId, agents: TheAgents, token: Token, address: SenderAddress, body: AgentReportIn
+) -> Response:
     """Report what a machine is and runs. An expired token is renewed."""
     return json_of(await agents.report(token, machine, body, address))
 
@@ -58,14 +60,14 @@ async def report(machine: Machine, agents: TheAgents, token: Token, address: Add
 @router.get("/{machine}/orders", operation_id="machine_orders", response_model=MachineOrders)
 async def orders(
     request: Request,
-    machine: Machine,
+    machine: MachineId,
     agents: TheAgents,
     streams: TheStreams,
     token: Token,
-    known: Known = "",
+    known: KnownRevision = "",
     wait: Wait = 0,
 ) -> Response:
-    """Return everything that a machine has to do; with `wait`, as soon as it differs from what its agent knows."""
+    """Return the orders of a machine; with `wait`, as soon as their revision is not the `known` one."""
     agents.check_token(token, machine)
-    note_login(request.scope)
+    note_login(request.scope)  # when there are too many connections, those without a login are closed first
     return json_of(await streams.poll(lambda seconds: agents.orders(token, machine, known, seconds), wait))

@@ -1,4 +1,4 @@
-"""Serve credentials of jobs: list, set and delete them; no answer has their values, or names of a foreign team."""
+"""Serve credentials of jobs: list, set and delete them; no answer has their values, or names of other teams."""
 
 from __future__ import annotations
 
@@ -12,35 +12,38 @@ from ..server.problems import declared
 
 router = APIRouter(prefix="/credentials", tags=["credentials"], responses=declared())
 
-Name = Annotated[str, Path(pattern=CREDENTIAL_NAME, description="its name; of a file, its name in jobs")]
+Name = Annotated[str, Path(pattern=CREDENTIAL_NAME, description="its name; a file has this name in jobs")]
 Team = Annotated[
     str | None,
-    Query(max_length=200, description="of which team; empty: of all teams; without it, the only one of its name"),
+    Query(
+        max_length=200,
+        description="its team; empty: it is of all teams; may be omitted where the name is unique",
+    ),
 ]
 
 
 @router.get("", operation_id="credentials", response_model=list[Credential])
 async def credentials(caller: Reader, services: TheServices) -> list[Credential]:
-    """Return the credentials of the caller's teams, to administrators all, without their values."""
-    return await services.credentials.every(caller)
+    """Return the credentials of the caller's teams, for administrators all, without their values."""
+    return await services.credentials.list_all(caller)
 
 
 @router.put(
     "/{name}", operation_id="credential_save", response_model=Credential, responses=declared(409, 413, 415, 422)
 )
 async def save(caller: ManagerByToken, services: TheServices, name: Name, request: CredentialRequest) -> Credential:
-    """Keep a credential in place of the one of its team and name. Jobs get it as a file from their next attempt on."""
+    """Create or replace the credential of a team and name. Jobs get it as a file from their next attempt on."""
     return await services.credentials.save(caller, name, request)
 
 
 @router.delete("/{name}", operation_id="credential_delete", status_code=204, responses=declared(404, 409))
 async def delete(caller: ManagerByToken, services: TheServices, name: Name, team: Team = None) -> Response:
-    """Remove a credential; attempts that run keep theirs until they end."""
+    """Delete a credential; running attempts keep it until they end."""
     await services.credentials.delete(caller, name, team)
     return Response(status_code=204)
 
 
 @router.post("/reseal", operation_id="credentials_reseal", response_model=Resealed, responses=declared(409))
 async def reseal(caller: AdminByToken, services: TheServices) -> Resealed:
-    """Seal all credentials with the first key of the file, so that its other keys can be removed."""
+    """Encrypt all credentials anew with the first key of the key file, so that its other keys can be removed."""
     return await services.credentials.reseal(caller)

@@ -24,15 +24,15 @@ router = APIRouter(prefix="/deployments", tags=["deployments"], responses=declar
 Name = Annotated[str, Path(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$", description="the name of a deployment")]
 MachineId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="the id of a machine")]
 Version = Annotated[
-    int | None, Query(ge=1, le=2**31 - 1, description="the version that was read; 409 if another one is there")
+    int | None, Query(ge=1, le=2**31 - 1, description="the version that was read; 409 if the stored one differs")
 ]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 @router.get("", operation_id="deployments", response_model=list[Deployment])
 async def deployments(caller: Admin, services: TheServices) -> list[Deployment]:
-    """Return all deployments by name, with their machines by state and their spend, without their documents."""
-    return await services.deployments.every(caller)
+    """Return all deployments by name, with counts of their machines by state and their spend, without documents."""
+    return await services.deployments.list_all(caller)
 
 
 @router.post("/validate", operation_id="deployment_validate", response_model=PolicyCheck, responses=declared(413, 415))
@@ -45,8 +45,7 @@ async def validate(caller: Admin, services: TheServices, request: DeploymentRequ
 async def save(caller: AdminByToken, services: TheServices, request: DeploymentRequest) -> Deployment:
     """Create a deployment, or replace its document; its name is in the document.
 
-    409 if `version`, the one that was edited, is not there any more: `numbers` have the version and the document that
-    are there now.
+    409 if the stored version is not `version`, the one that was edited: `numbers` have the stored version and document.
     """
     return await services.deployments.save(caller, request)
 
@@ -65,7 +64,7 @@ async def delete(caller: AdminByToken, services: TheServices, name: Name, versio
 
 @router.post("/{name}/pause", operation_id="deployment_pause", response_model=Deployment, responses=declared(404, 409))
 async def pause(caller: AdminByToken, services: TheServices, name: Name, version: Version = None) -> Deployment:
-    """Launch nothing any more, and end what runs after a notice: `paused: true` in the document, which is kept."""
+    """Set `paused: true` in the document: no machine is launched, and those that run end after a notice."""
     return await services.deployments.pause(caller, name, version)
 
 
@@ -73,7 +72,7 @@ async def pause(caller: AdminByToken, services: TheServices, name: Name, version
     "/{name}/resume", operation_id="deployment_resume", response_model=Deployment, responses=declared(404, 409)
 )
 async def resume(caller: AdminByToken, services: TheServices, name: Name, version: Version = None) -> Deployment:
-    """Launch machines again when work waits: `paused: false` in the document, which is kept."""
+    """Set `paused: false` in the document: machines are launched again when work waits."""
     return await services.deployments.resume(caller, name, version)
 
 
@@ -81,7 +80,7 @@ async def resume(caller: AdminByToken, services: TheServices, name: Name, versio
     "/{name}/duplicate", operation_id="deployment_duplicate", response_model=DeploymentDraft, responses=declared(404)
 )
 async def duplicate(caller: Admin, services: TheServices, name: Name) -> DeploymentDraft:
-    """Return the document under a name that is free, to be edited; nothing is saved."""
+    """Return a copy of the document under an unused name, to be edited; nothing is saved."""
     return await services.deployments.duplicate(caller, name)
 
 
@@ -92,9 +91,9 @@ async def machines(
     name: Name,
     state: Annotated[list[MachineState] | None, Query(description="only machines in these states")] = None,
     limit: Limit = 100,
-    cursor: Annotated[str | None, Query(max_length=200, description="`next` of the page before")] = None,
+    cursor: Annotated[str | None, Query(max_length=200, description="`next` of the previous page")] = None,
 ) -> Response:
-    """Return one page of the machines of a deployment, those that are over too, newest first."""
+    """Return one page of the machines of a deployment, also finished ones, newest first."""
     return json_of(await services.machines.page(caller, name, state, limit, cursor))
 
 
@@ -102,7 +101,7 @@ async def machines(
     "/{name}/machines/{id}", operation_id="deployment_machine", response_model=MachineDetail, responses=declared(404)
 )
 async def machine(caller: Admin, services: TheServices, name: Name, id: MachineId) -> Response:
-    """Return one machine with its history and what its console and its init script wrote."""
+    """Return one machine with its history and the output of its console and its init script."""
     return json_of(await services.machines.machine(caller, name, id))
 
 
@@ -113,7 +112,7 @@ async def machine(caller: Admin, services: TheServices, name: Name, id: MachineI
     responses=declared(404, 409, 503),
 )
 async def console(caller: AdminByToken, services: TheServices, name: Name, id: MachineId) -> Response:
-    """Read what the console of a machine says now from the provider; 64 Ki characters of it are kept, of both ends."""
+    """Read the console output of a machine from its provider; its first and last 32 Ki characters are kept."""
     return json_of(await services.machines.console(caller, name, id))
 
 

@@ -55,7 +55,7 @@ NO_FIELDS = "The form has no fields for all of this document: correct it here, a
 async def deployments_page(request: Request, visitor: PageVisitor, services: TheServices) -> Response:
     """Show all deployments with their machines by state and their spend."""
     _only_administrators(visitor)
-    result = await services.deployments.every(visitor.caller)
+    result = await services.deployments.list_all(visitor.caller)
     return await page(request, part(request, "deployments"), visitor, deployments=result)
 
 

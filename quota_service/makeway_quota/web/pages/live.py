@@ -15,7 +15,7 @@ from makeway_api.errors import MakewayError
 
 from ...services import Caller, Services
 from ...services.log.audit import POSITION, Batch
-from ...services.log.topics import hit
+from ...services.log.topics import affected_topics
 from ..login.auth import still_reads
 from ..requests.compression import takes_gzip
 from ..stream import GZIP_HEADER, WELCOME, note, packed
@@ -174,7 +174,7 @@ class PageStream:
         self._stale |= self._shown.keys()
         if not self._topics:
             return frozenset()
-        return frozenset().union(*(hit(self._topics, row) for row in batch.rows))
+        return frozenset().union(*(affected_topics(self._topics, row) for row in batch.rows))
 
     def _mark_stale(self) -> None:
         """Make the parts again where the progress of jobs, or what the reader may not see, has changed a while ago."""

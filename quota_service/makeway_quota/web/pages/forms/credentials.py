@@ -133,8 +133,8 @@ async def delete(
 
 
 async def _stored(services: Services, visitor: Visitor, team: str, name: str) -> Credential | None:
-    every = await services.credentials.every(visitor.caller)
-    return next((one for one in every if (one.team, one.name) == (team, name)), None)
+    credentials = await services.credentials.list_all(visitor.caller)
+    return next((one for one in credentials if (one.team, one.name) == (team, name)), None)
 
 
 async def _check(services: Services, visitor: Visitor, form: CredentialForm, text: str) -> None:
@@ -176,7 +176,7 @@ def _values(form: CredentialForm, text: str) -> dict[str, SecretStr]:
 async def _use(services: Services, visitor: Visitor, one: Credential) -> str:
     """Return what uses a credential, "" for one of the kind cloud without a deployment."""
     if one.kind == "cloud":
-        names = {deployment.name for deployment in await services.deployments.every(visitor.caller)}
+        names = {deployment.name for deployment in await services.deployments.list_all(visitor.caller)}
         return f"the deployment {one.name}" if one.name in names else ""
     return f"jobs of {services.context.title(one.team)}" if one.team else "jobs of all teams"
 
@@ -186,11 +186,11 @@ async def _page(
 ) -> Response:
     caller, credentials = visitor.caller, services.credentials
     whole = credentials.may_change(caller, "")
-    deployments = {one.name for one in await services.deployments.every(caller)} if whole else set()
+    deployments = {one.name for one in await services.deployments.list_all(caller)} if whole else set()
     teams = {policy.name: policy.label for policy in services.context.document.policies}
     known: dict[str, Any] = {"problem": None, "notice": None, "asks": None} | values
     shown = {
-        "credentials": await credentials.every(caller),
+        "credentials": await credentials.list_all(caller),
         "deployments": deployments,
         "teams": teams,
         "own_teams": {name: title for name, title in teams.items() if credentials.may_change(caller, name)},
