@@ -7,6 +7,7 @@ nothing is held for a node that does not boot any more. Called by the rounds of 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ..index.cluster import Cluster
 from ..index.devices import pick
@@ -28,8 +29,17 @@ def await_nodes(builder: PlanBuilder, group: WorkloadGroup, workload: Workload, 
         if parts:
             cluster.nominate(workload, need, parts)
             builder.awaiting[workload.id] = workload, group
+            builder.helped_by_booting = group, replace(builder.progress)
             return True
     return False
+
+
+def only_booting_helps(builder: PlanBuilder, group: WorkloadGroup) -> bool:
+    """Whether neither free GPUs nor an eviction help the next of a preemptible group, as they did not help the last.
+
+    Such a nomination only takes room, so that what it was denied is denied to an equal workload after it.
+    """
+    return not group.non_preemptible and builder.helped_by_booting == (group, builder.progress)
 
 
 def find_when_ready(pool: PoolState, need: Need) -> tuple[WorkerPlacement, ...]:
@@ -42,7 +52,7 @@ def find_when_ready(pool: PoolState, need: Need) -> tuple[WorkerPlacement, ...]:
         ready = [(node.workers(need, True), node) for node in pool.nodes if node.suits(need)]
     room = sum([count for count, _ in ready])
     chosen: list[tuple[int, NodeState]] = []
-    for node in sorted(pool.booting.values(), key=lambda n: (n.node.ready_at or 0.0, n.node.name)):
+    for node in pool.booting_order():
         if room >= need.min_workers:
             break
         if may_run(need, node.node) and node.node.name not in need.avoid and (count := node.workers(need, True)):
@@ -64,3 +74,4 @@ def serve_again(cluster: Cluster, builder: PlanBuilder) -> None:
         cluster.withdraw_nomination(workload)
         group.put_back(workload)
     builder.awaiting.clear()
+    builder.helped_by_booting = None

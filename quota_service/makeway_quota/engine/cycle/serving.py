@@ -12,7 +12,7 @@ from ..plan_builder import PlanBuilder
 from ..rules.order import GroupHeads, key
 from ..snapshot import Workload
 from .admission import start_beside_hold, try_nominate, try_reclaim
-from .booting import await_nodes
+from .booting import await_nodes, only_booting_helps
 from .unschedulable import Unschedulable
 
 
@@ -46,6 +46,12 @@ def serve(
         pool = group.pools[at]
         turn = key(cluster, group, pool, workload, over_quota) if out else ()
         nominated = cluster.withdraw_nomination(workload)
+        if not (over_quota or nominated) and at + 1 == len(group.pools) and only_booting_helps(builder, group):
+            if await_nodes(builder, group, workload, [p for p in group.pools if may(group, p)]):
+                _pop(heads, group, workload)
+            else:
+                heads.remove(group)
+            continue
         eligible_pools = [p for p in group.pools if may(group, p)]
         startable_pools = _startable_pools(group, nominated, eligible_pools)
         nominated_in_quota = bool(nominated) and nominated[0].node.pool in eligible_pools

@@ -294,6 +294,7 @@ class PoolState:
     """One pool during a decision: its nodes, indexed by the number of their untouched devices."""
 
     __slots__ = (
+        "_booting_order",
         "booting",
         "bounds",
         "by_free",
@@ -341,6 +342,7 @@ class PoolState:
         """How many times these lists were cleared."""
         self.booting: dict[str, NodeState] = {}
         """The nodes that boot, by name."""
+        self._booting_order: list[NodeState] | None = None
         self.mix: dict[Shape, int] = {}
         """Shape to the number of workers that the pool serves; the packing keeps nodes useful for this mix."""
         self.mixed = 0
@@ -398,7 +400,8 @@ class PoolState:
         """Remove a node from the sums and the index."""
         self.touch(node)
         self.moved.append(node)
-        self.booting.pop(node.node.name, None)
+        if self.booting.pop(node.node.name, None) is not None:
+            self._booting_order = None
         if node.usable:
             self.free -= sum(node.free)
             self.future -= node.future_sum()
@@ -410,12 +413,19 @@ class PoolState:
         """Add a node to the sums and the index."""
         if node.boots:
             self.booting[node.node.name] = node
+            self._booting_order = None
         if node.usable:
             self.free += sum(node.free)
             self.future += node.future_sum()
             self.total += node.size
             insort(self.by_free[node.whole_free], node.position)
             insort(self.by_future[node.whole_future], node.position)
+
+    def booting_order(self) -> list[NodeState]:
+        """Return the nodes that boot, the one that is ready first before the others."""
+        if self._booting_order is None:
+            self._booting_order = sorted(self.booting.values(), key=lambda n: (n.node.ready_at or 0.0, n.node.name))
+        return self._booting_order
 
     def reindex(self, node: NodeState, whole_free: int, whole_future: int) -> None:
         """Move a node between the buckets of the index."""
