@@ -45,8 +45,8 @@ class PlanBuilder:
         self.nominated: dict[str, tuple[Workload, WorkloadGroup]] = {}
         self.awaiting: dict[str, tuple[Workload, WorkloadGroup]] = {}
         """Workloads that are nominated to nodes which boot, as far as this round."""
-        self.helped_by_booting: tuple[WorkloadGroup, Progress] | None = None
-        """The group of the last of these, and the progress of the plan by then."""
+        self.helped_by_booting: dict[int, int] = {}
+        """Number of a group to the decisions of the plan by the time that only nodes which boot helped it."""
         self.group_of_started: dict[str, WorkloadGroup] = {}
         """Id of a workload that this plan starts, to its group."""
         self.preemptors_of_withdrawn: dict[str, set[str]] = {}

@@ -7,7 +7,6 @@ nothing is held for a node that does not boot any more. Called by the rounds of 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from ..index.cluster import Cluster
 from ..index.devices import pick
@@ -16,7 +15,7 @@ from ..index.nodes import NodeState, PoolState, WorkerPlacement
 from ..placement.fit import within_limits
 from ..plan_builder import PlanBuilder
 from ..request import Need, may_run
-from ..snapshot import Workload
+from ..snapshot import GPU, Workload
 
 
 def await_nodes(builder: PlanBuilder, group: WorkloadGroup, workload: Workload, pools: Iterable[PoolState]) -> bool:
@@ -29,17 +28,22 @@ def await_nodes(builder: PlanBuilder, group: WorkloadGroup, workload: Workload, 
         if parts:
             cluster.nominate(workload, need, parts)
             builder.awaiting[workload.id] = workload, group
-            builder.helped_by_booting = group, replace(builder.progress)
+            if group.non_preemptible:
+                builder.helped_by_booting.clear()
+            else:
+                builder.helped_by_booting[group.number] = builder.progress.decisions
             return True
     return False
 
 
 def only_booting_helps(builder: PlanBuilder, group: WorkloadGroup) -> bool:
-    """Whether neither free GPUs nor an eviction help the next of a preemptible group, as they did not help the last.
+    """Whether neither free GPUs nor an eviction help the next of a group, as they did not help one of it before.
 
-    Such a nomination only takes room, so that what it was denied is denied to an equal workload after it.
+    Nominations of preemptible work in quota take room and make nobody a candidate, except where departments are.
     """
-    return not group.non_preemptible and builder.helped_by_booting == (group, builder.progress)
+    return not builder.cluster.ledger.nested and (
+        builder.helped_by_booting.get(group.number) == builder.progress.decisions
+    )
 
 
 def find_when_ready(pool: PoolState, need: Need) -> tuple[WorkerPlacement, ...]:
@@ -55,6 +59,8 @@ def find_when_ready(pool: PoolState, need: Need) -> tuple[WorkerPlacement, ...]:
     for node in pool.booting_order():
         if room >= need.min_workers:
             break
+        if need.gpus >= GPU and node.whole_future < need.whole_devices:
+            continue
         if may_run(need, node.node) and node.node.name not in need.avoid and (count := node.workers(need, True)):
             chosen.append((count, node))
             room += count
@@ -74,4 +80,4 @@ def serve_again(cluster: Cluster, builder: PlanBuilder) -> None:
         cluster.withdraw_nomination(workload)
         group.put_back(workload)
     builder.awaiting.clear()
-    builder.helped_by_booting = None
+    builder.helped_by_booting.clear()
