@@ -17,6 +17,8 @@ FILE = Path(__file__).with_name("cells.md")
 BLOCK = re.compile(r"```python (\w+)([^\n]*)\n(.*?)```\n", re.DOTALL)
 FACT = re.compile(r"^(Result|Prints|Raises|Ends|Refused|Notebook): `(.*)`$", re.MULTILINE)
 KEEP = "import makeway\n_jobs, _own = {}, set()\n_own |= set(globals())"
+PATIENCE = 600.0
+"""Seconds, much too long, for one cell."""
 FORGET = "for _name in set(globals()) - _own:\n    del globals()[_name]"
 
 
@@ -59,19 +61,19 @@ class Bench:
 
     def job(self, cell: OrdinaryCell) -> tuple[EngineView, str]:
         """Return the outcome of the job, and its log."""
-        self.notebook.run(f"mine = _jobs[{cell.title!r}]\nmine.wait(quiet=True)")
+        self.notebook.run(f"mine = _jobs[{cell.title!r}]\nmine.wait(quiet=True)", PATIENCE)
         log = self.notebook.run("print(mine.logs())").out
         return self.notebook.run("mine.result()"), log
 
     def local(self, cell: OrdinaryCell) -> EngineView:
         """Run the cell with `--local`."""
         self._prepare(cell)
-        return self.notebook.run(f"%%train --local {cell.options}\n{cell.source}")
+        return self.notebook.run(f"%%train --local {cell.options}\n{cell.source}", PATIENCE)
 
     def plain(self, cell: OrdinaryCell) -> EngineView:
         """Run the cell as it is."""
         self._prepare(cell)
-        return self.notebook.run(cell.source)
+        return self.notebook.run(cell.source, PATIENCE)
 
     def _prepare(self, cell: OrdinaryCell) -> None:
         self.notebook.run(FORGET)
