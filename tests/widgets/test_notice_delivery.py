@@ -788,7 +788,7 @@ class Group:
     """What the delivery asks of the workers: which have ended, and of which of those processes go on."""
 
     def __init__(self, codes: dict[int, int], alive: set[int]) -> None:
-        self.codes = codes
+        self.exit_codes = codes
         self.alive = alive
 
     def group_is_alive(self, worker: int) -> bool:
