@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 QUICK := not slow and not long and not e2e and not browser and not mutations
 PYTEST := .venv/bin/python -m pytest
 # The tests over random worlds and histories; `make test` runs a part of each.
-RANDOM := invariants reference pools hosts changing_worlds holds shortcuts second_opinion tight_worlds victim_bounds
+RANDOM := invariants booting reference pools hosts changing_worlds holds shortcuts second_opinion tight_worlds victim_bounds
 # More arguments for pytest: make test ARGS='-k reclaim -x'
 ARGS ?=
 

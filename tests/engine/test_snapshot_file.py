@@ -119,6 +119,7 @@ EVERYTHING = Snapshot(
             foreign_pods=7,
             host="m",
             first_device=4096,
+            ready_at=1290.5,
             sessions=False,
         ),
     ),
