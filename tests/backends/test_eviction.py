@@ -53,7 +53,7 @@ async def test_twenty_preemptions_change_nothing(shop: Workshop) -> None:
         seen = await shop.over("j-1", attempt)
         assert (seen.exit_code, seen.acknowledged, seen.notice_received, seen.killed) == (75, True, True, False)
         assert seen.step is not None
-        assert seen.step > steps[-1], "it went on from where it was"
+        assert seen.step >= steps[-1], "it went on from where it was"
         assert seen.message == f"saved at step {seen.step}"
         if attempt > 1:
             assert f"going on at step {steps[-1]} of {STEPS}" in shop.log("j-1", attempt)

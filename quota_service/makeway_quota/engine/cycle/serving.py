@@ -46,19 +46,14 @@ def serve(
         pool = group.pools[at]
         turn = key(cluster, group, pool, workload, over_quota) if out else ()
         nominated = cluster.withdraw_nomination(workload)
-        if not (over_quota or nominated) and at + 1 == len(group.pools) and only_booting_helps(builder, group):
-            if await_nodes(builder, group, workload, [p for p in group.pools if may(group, p)]):
-                _pop(heads, group, workload)
-            else:
-                heads.remove(group)
+        if not (over_quota or nominated) and _awaited_as_others(builder, heads, group, workload, at):
             continue
         eligible_pools = [p for p in group.pools if may(group, p)]
         startable_pools = _startable_pools(group, nominated, eligible_pools)
         nominated_in_quota = bool(nominated) and nominated[0].node.pool in eligible_pools
-        may_start_here = pool in startable_pools or (
+        may_start_here = pool in startable_pools or (  # else its nomination outlives its quota
             bool(startable_pools) and group.may_borrow and (over_quota or not nominated_in_quota)
         )
-        # else its nomination outlives its quota
         starts_over_quota = pool not in startable_pools or (over_quota and group.may_borrow)
         if may_start_here and start_beside_hold(builder, group, workload, pool, nominated, starts_over_quota):
             _pop(heads, group, workload)
@@ -87,6 +82,20 @@ def serve(
                 if (number := heads.pool_after(other, turn)) is not None:
                     heads.enter(other, number)
             out = []
+
+
+def _awaited_as_others(
+    builder: PlanBuilder, heads: GroupHeads, group: WorkloadGroup, workload: Workload, at: int
+) -> bool:
+    """Whether only nodes that boot could help a workload, as one of its group before; it was nominated there if so."""
+    if at + 1 < len(group.pools) or not only_booting_helps(builder, group):
+        return False
+    pools = [pool for pool in group.pools if guaranteed(builder.cluster, group, pool)]
+    if await_nodes(builder, group, workload, pools):
+        _pop(heads, group, workload)
+    else:
+        heads.remove(group)
+    return True
 
 
 def _enter_again(heads: GroupHeads, builder: PlanBuilder, waiting: list[WorkloadGroup]) -> None:
