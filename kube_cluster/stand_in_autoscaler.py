@@ -25,6 +25,11 @@ TYPE = "node.kubernetes.io/instance-type"
 SAFE = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 PRIORITY_CUTOFF = -10
 """Cluster Autoscaler ignores pods of a lower priority, and lets nodes go on which only such run"""
+NEW_POD_SCALE_UP_DELAY = 2.0
+"""Seconds for which a pod has to be unschedulable, as with Cluster Autoscaler's option of that name.
+
+The scheduler may say so just before it nominates the pod to the node of a placeholder that it preempts.
+"""
 
 PASSING = (404, 429)
 """The refusals after which it looks again: what it looked at is gone, or its kind is only just served"""
@@ -53,6 +58,7 @@ class StandInAutoscaler:
         self._numbers = itertools.count(1)
         self._for: dict[str, str] = {}
         """pods by UID for which a node was added"""
+        self._unschedulable_since: dict[str, float] = {}
         self._refused: set[str] = set()
         self._empty_since: dict[str, float] = {}
         self._without_gpus: dict[str, tuple[float, int]] = {}
@@ -84,8 +90,13 @@ class StandInAutoscaler:
     def _scan(self) -> None:
         pods = self.api.items("/api/v1/pods")
         for pod in pods:
-            if self._waits(pod) and pod["metadata"]["uid"] not in self._for:
-                self._scale_up(pod)
+            uid = pod["metadata"]["uid"]
+            if not self._waits(pod):
+                self._unschedulable_since.pop(uid, None)
+            elif uid not in self._for:
+                since = self._unschedulable_since.setdefault(uid, time.monotonic())
+                if time.monotonic() - since >= NEW_POD_SCALE_UP_DELAY:
+                    self._scale_up(pod)
         if self._provisioning is not None:
             self._provisioning.scan()
         self._finish_boots()
