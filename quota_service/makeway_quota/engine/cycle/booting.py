@@ -39,7 +39,7 @@ def await_nodes(builder: PlanBuilder, group: WorkloadGroup, workload: Workload, 
 def only_booting_helps(builder: PlanBuilder, group: WorkloadGroup) -> bool:
     """Whether neither free GPUs nor an eviction help the next of a group, as they did not help one of it before.
 
-    Nominations of preemptible work in quota only take room: no work becomes a candidate by them, except with departments.
+    Nominations of preemptible work in quota only take room: except with departments, no work becomes a candidate.
     """
     return not builder.cluster.ledger.nested and (
         builder.helped_by_booting.get(group.number) == builder.progress.decisions
