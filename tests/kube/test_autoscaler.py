@@ -74,7 +74,15 @@ def requests(control_plane: Cluster) -> Iterator[str]:
 
     def serves() -> bool:
         conditions = (api.get(f"{DEFINITIONS}/{name}").get("status") or {}).get("conditions") or ()
-        return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
+        if not any(one["type"] == "Established" and one["status"] == "True" for one in conditions):
+            return False
+        try:
+            api.items(REQUESTS)
+        except ApiProblem as error:
+            if error.status in (404, 429):  # 429: "storage is (re)initializing"
+                return False
+            raise
+        return True
 
     wait_until(serves, "the kind is served")
     yield REQUESTS
