@@ -15,7 +15,7 @@ from makeway_quota.autoscale.machine import Machine
 from pods import wait_until
 from releases import DEFINITIONS
 
-from kube_cluster.api import Api, Object
+from kube_cluster.api import Api, ApiProblem, Object
 from kube_cluster.cluster import Cluster
 from kube_cluster.stand_in_autoscaler import POOL, StandInAutoscaler
 from kube_cluster.stand_in_provisioning import conditions_of
