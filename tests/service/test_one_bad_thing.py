@@ -295,7 +295,7 @@ STEPS: list[tuple[str, Any, str]] = [
     ("pending", planning, ""),
     ("pending", committing, ""),
     ("pending", transitions, "start"),
-    ("pending", Commands, "whole"),
+    ("pending", Commands, "with_command"),
     ("pending", MemoryBackend, "start"),
     ("pending", Actuator, "_start_order"),
     ("pending", ReadModels, "_put"),
