@@ -18,6 +18,7 @@ from makeway_quota.backends.kubernetes.api.client import ApiStatusError
 from makeway_quota.backends.kubernetes.machines.provider import KubernetesProvider
 from makeway_quota.backends.kubernetes.machines.provisioning_requests import consumed_on
 from makeway_quota.backends.machines.machine_source import MachineStatus
+from makeway_quota.control.machines.booting_nodes import BootingMachines
 from makeway_quota.policy import PolicyInvalid
 
 ATOMIC = "best-effort-atomic-scale-up.autoscaling.x-k8s.io"
@@ -80,6 +81,39 @@ def test_a_machine_is_a_request_with_its_shape_and_a_placeholder_that_uses_it_on
     assert (result.state, result.node, result.revoked) == ("running", "node-1", False)
     assert server.names() == [NAME, f"{NAME}-keep"]
     assert f"{REQUESTS}/{NAME}" in server.objects, "pods of jobs use it"
+
+
+@pytest.mark.covers("F83", "N23")
+def test_nothing_is_kept_idle_for_a_machine_that_waits_in_the_queue_of_the_cloud(
+    server: Server, provider: KubernetesProvider
+) -> None:
+    """Only from `Provisioned` on it is shown to the engine, for as long as a boot may take."""
+    row = Machine("m-1", "grows", "cloud", "g8", "a", "on_demand", None, 8, REQUEST, NOW, NOW)
+    row = replace(row, state="booting", instance=NAME, launched_at=NOW)
+    booting = BootingMachines(ASKS)
+    booting.learn([row], NOW)
+
+    def shown(now: float) -> list[str]:
+        booting.take_list(provider.list("grows", now))
+        booting.learn([row], now)
+        return [node.name for node in booting.nodes([row], {}, now)]
+
+    provider.launch(REQUEST, "m-1")
+    assert [node.name for node in booting.nodes([row], {}, NOW + 1)] == [], "no list has said anything of it"
+    assert shown(NOW + 10) == []
+    server.decides(Accepted=("True", "Accepted"))
+    assert shown(NOW + 40_000) == []
+    server.decides(Provisioned=("True", "CapacityIsProvisioned"))
+    assert shown(NOW + 50_000) == ["m-1"]
+    assert shown(NOW + 51_199) == ["m-1"]
+
+    def deny(method: str, path: str) -> None:
+        if path == REQUESTS:
+            raise ApiStatusError(403, "Forbidden", "no")
+
+    server.answer = deny
+    assert shown(NOW + 51_199) == ["m-1"], "a list that says nothing of it changes nothing"
+    assert shown(NOW + 51_201) == []
 
 
 @pytest.mark.parametrize(

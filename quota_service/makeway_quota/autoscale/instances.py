@@ -23,7 +23,7 @@ class Instance:
 
     No agent joins from a node of the cluster, so that its provider knows what an agent would report: `node`, once work
     can start there, with its GPUs and the attempts that it runs. `refused`: why it never will, "" where it may.
-    `revoked`: whether the cluster takes it back.
+    `revoked`: whether the cluster takes it back. `queued`: whether it waits in a queue, so that nothing boots.
     """
 
     id: str
@@ -36,6 +36,7 @@ class Instance:
     attempts: int = 0
     refused: str = ""
     revoked: bool = False
+    queued: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,6 @@ class Loop:
         self.cycles = 0
         self.last_cycle_at: float | None = None
         self._not_before = 0.0
-
         self.limits = self._new_limits()
         self._planner = Planner(parts.world, parts.threads)
         self._reasons = ReasonThrottle(quarantine=parts.world.quarantine)
@@ -192,6 +191,7 @@ class Loop:
     async def follow(self) -> None:
         """Observe without acting, where observing changes nothing, and drop what only a cycle would use."""
         self.term = None
+        self.world.show_booting(())  # which machines boot is known to the leader only
         LEADER.set(0)
         self._reasons.behind, self._explaining = False, Explaining()
         self.actuator.retries.keep(())
@@ -325,8 +325,8 @@ class Loop:
     async def _plan(self, now: float, explain: bool) -> tuple[ChangeSet, Exception | None]:
         """Return what the engine decides, or why it decides nothing: what was decided before is carried out anyway."""
         rows = await self.world.rows_as_of_now()
-        if not self.world.observed.synced:
-            return ChangeSet(), None  # without its nodes there would be none to the engine
+        if not (self.world.observed.synced and (self.machine_loop is None or self.machine_loop.may_plan(self.world))):
+            return ChangeSet(), None  # without its nodes, or those that boot, the engine would give away what is kept
         try:
             return await self._decided(rows, now, explain), None
         except Exception as error:

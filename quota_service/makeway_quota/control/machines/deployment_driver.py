@@ -21,7 +21,7 @@ from ...autoscale.budget import Money
 from ...autoscale.demand import MachineDemand, PendingWork
 from ...autoscale.deployment import Deployment
 from ...autoscale.instances import Instance, InstanceList
-from ...autoscale.machine import STARTING, Machine, MachineEvent
+from ...autoscale.machine import Machine, MachineEvent
 from ...autoscale.placement.shared_pools import OtherDeployment
 from ...autoscale.prospects import Prospect, WaitingDecision, prospects, same_prospects, usual_boots
 from ...autoscale.provider import JoinData, Provider, ProviderError
@@ -37,7 +37,7 @@ from ...autoscale.step import (
     step,
 )
 from ...engine.snapshot import Node
-from .booting_nodes import booting_node
+from .booting_nodes import BootingMachines
 from .cycle_demand import CycleDemand
 from .measured_machines import MeasuredMachines
 from .move_questions import MoveQuestion
@@ -46,10 +46,6 @@ log = logging.getLogger("makeway.machines")
 
 CALLS_AT_ONCE = 16
 """Launches of one deployment that are made at once, and as many ends; list and check have threads of their own"""
-COMING = STARTING | {"ready"}
-"""The states of a machine that is, or may be, no node yet"""
-SHOWN_WITHIN = 30.0
-"""Seconds after which a machine that is ready and no node yet is not counted on any more"""
 BOOTS = 100
 """The newest machines, whose boots say how long the next one takes"""
 CONSOLE_SECONDS = 10.0
@@ -126,6 +122,7 @@ class DeploymentDriver:
         self._shared: tuple[Machine, ...] = ()
         """machines of other deployments, as that decision counted them"""
         self._boots: Mapping[str, float] | None = None
+        self._booting = BootingMachines(deployment)
         self._newest_boots: Sequence[Machine] = ()
         """the machines whose boots say how long one takes"""
         self._booted: frozenset[str] = frozenset()
@@ -177,7 +174,8 @@ class DeploymentDriver:
 
     def replace_document(self, deployment: Deployment, *, deleting: bool) -> None:
         """Go on with a document for which no provider could be made, by that of the document before."""
-        self.deployment, self.deleting = deployment, deleting
+        self.deployment = self._booting.deployment = deployment
+        self.deleting = deleting
 
     async def close(self) -> None:
         """Cancel what is under way; calls that were made and whose answers come later are found by the next leader."""
@@ -202,6 +200,7 @@ class DeploymentDriver:
             self._term.moved_at += seconds
         self._launched_at += seconds
         self._proved_at += seconds
+        self._booting.clock_was_set(seconds)
 
     @property
     def machines(self) -> list[Machine] | None:
@@ -214,22 +213,15 @@ class DeploymentDriver:
         return [row if row.deadline is None else row.with_fields(deadline=row.deadline + seconds) for row in rows]
 
     def booting(self, observed: Container[str]) -> Iterator[Node]:
-        """Yield the machines that boot as nodes of the engine, each until it is observed as a node.
+        """Yield the machines that boot as nodes of the engine, each until it is observed as a node."""
+        step = 0.0 if self._term is None else self._term.clock_step
+        rows = self.machines or ()
+        return self._booting.nodes([row.shifted(step) for row in rows] if step else rows, observed, self._clock())
 
-        For no longer than the boot of a machine may take, whatever its row says.
-        """
-        now, boots = self._clock(), self._boots or {}
-        for row in self.machines or ():
-            machine_type = self.deployment.type(row.type)
-            if row.id in observed or machine_type is None or row.state not in COMING:
-                continue
-            timeouts = self.deployment.timeouts(row.type)
-            ends = row.requested_at + timeouts.request_timeout + timeouts.spin_up_timeout
-            if row.state == "ready":
-                ends = row.since if row.cluster_node in observed else row.since + SHOWN_WITHIN
-            if now < ends:
-                at = row.requested_at + boots.get(row.type, timeouts.spin_up_timeout)
-                yield booting_node(row, machine_type, at, sessions=self.deployment.runs_sessions)
+    @property
+    def knows_booting(self) -> bool:
+        """Whether it is known in this term which machines boot."""
+        return self.machines is not None and self._booting.learned
 
     def move_question(self, now: float) -> MoveQuestion | None:
         """Return what the engine is to be asked about moves in this cycle, None for nothing."""
@@ -313,7 +305,9 @@ class DeploymentDriver:
     def _foresee(self, result: StepResult) -> bool:
         """Note what pending workloads can expect; return whether that is news."""
         if self._boots is None or result.moved:
-            self._boots = self._usual_boots(result.machines)
+            self._boots = self._booting.usual = self._usual_boots(result.machines)
+        ended = () if self._booting.learned else self._newest_boots
+        self._booting.learn((*ended, *result.machines), self._clock())
         if result.served is not None:
             self._decision = WaitingDecision(result.served, result.unserved, result.refusals)
             self._shared = result.shared
@@ -368,6 +362,7 @@ class DeploymentDriver:
         try:
             result = await self._in_thread("list", lambda: self._provider.list(self.deployment.name, self._clock()))
             term.lists.append(result)
+            self._booting.take_list(result)
             self._listed_at, self._problem = result.at, ""
         except ProviderError as error:
             self._complain(str(error) or type(error).__name__)

@@ -53,6 +53,8 @@ CONSOLES_AT_ONCE = 2
 """Consoles that are read at once for people"""
 BOOTING = "showing which machines boot"
 EXPLAINING = "putting into words which machines are coming"
+FIRST_STEPS_SECONDS = 10.0
+"""Seconds for which the plans of a new leader wait for the first steps, at most: what hangs here holds up no work"""
 ANSWER_SECONDS = 5.0
 """Seconds for which the steps may use what the engine answered about moves"""
 STEPPING, READING = "deciding about its machines", "reading its document"
@@ -96,6 +98,10 @@ class MachineLoop:
         self._serial = 0
         self._answer: tuple[frozenset[str], float] = frozenset(), -math.inf
         """the machines that can be emptied, and when the engine was asked"""
+        self._planned_in: int | None = None
+        """the term in which plans are made"""
+        self._asked_for_plans: tuple[int, float] | None = None
+        """the term in which a plan waits for the first steps, and since when"""
         self._reasons = MachineReasons()
         self._steps = ClockSteps(clock, monotonic)
         self._wake = asyncio.Event()
@@ -110,13 +116,40 @@ class MachineLoop:
         """Whether plans have to say what machines are for: there are deployments, or pools that wait for one."""
         return self.active or any(pool.kind == "autoscaled" for pool in pools)
 
+    def may_plan(self, world: World) -> bool:
+        """Whether plans may be made in this term: the first one only once it is known which machines boot.
+
+        Else it would give others what the plans of the leader before kept for work that waits for them.
+        """
+        term = self._leader.term
+        if term is None or term == self._planned_in or not _growing(world):
+            self._asked_for_plans = None
+            return True
+        if self._asked_for_plans is None or self._asked_for_plans[0] != term:
+            self._asked_for_plans = term, self._monotonic()
+        if self._knows_booting(term) or self._monotonic() - self._asked_for_plans[1] >= FIRST_STEPS_SECONDS:
+            self._planned_in, self._asked_for_plans = term, None
+            return True
+        self.wake()
+        return False
+
+    def _knows_booting(self, term: int) -> bool:
+        """Whether every deployment that can be driven has made its first step in a term."""
+        return term == self._term == self._read_in and all(
+            driver.knows_booting or self.quarantine.is_backing_off(STEPPING, "deployment", name)
+            for name, driver in self._drivers.items()
+        )
+
     def prepare(self, world: World) -> bool:
-        """Show the machines that boot to the next plan; return whether it has to say what machines are for."""
-        nodes = list[Node]()
+        """Show the machines that boot to the next plan; return whether it has to say what machines are for.
+
+        Only those in pools that still grow: nothing is demand in another pool.
+        """
+        nodes, growing = list[Node](), _growing(world)
         with self.quarantine.step(BOOTING):
             drivers = [driver for _, driver in sorted(self._drivers.items())]
             nodes = [node for driver in drivers for node in driver.booting(world.observed.nodes)]
-        world.show_booting(nodes)
+        world.show_booting([node for node in nodes if node.pool in growing])
         return self.asks(world.document.pools)
 
     def status(self, name: str) -> DeploymentStatus | None:
@@ -274,6 +307,8 @@ class MachineLoop:
             await self._step(name, driver, reports, self._demand if undecided.isdisjoint(pools) else None)
             if not (driver.decided or driver.deleting or self.quarantine.is_backing_off(STEPPING, "deployment", name)):
                 undecided |= pools
+        if self._asked_for_plans is not None:
+            self._wake_cycle()
 
     async def _step(
         self,
@@ -364,6 +399,11 @@ class MachineLoop:
                 if is_cancelled():
                     raise
                 log.exception("A deployment could not be left")
+
+
+def _growing(world: World) -> set[str]:
+    """Return the pools whose machines come and go."""
+    return {pool.name for pool in world.document.pools if pool.kind == "autoscaled"}
 
 
 def new_machine_id() -> str:

@@ -87,7 +87,7 @@ class EngineView:
         self._nodes: dict[str, Node] = {}
         self._hosts: dict[str, tuple[tuple[str, tuple[int, ...]], ...]] = {}
         """Machine to its pools and devices, as they were shown."""
-        self._booting: frozenset[str] = frozenset()
+        self._booting: dict[str, Node] = {}
         """The nodes that are not observed yet, as their machines boot."""
         self._unread: dict[str, Unread] = {}
         self._shown_at = 0.0
@@ -271,10 +271,11 @@ class EngineView:
             if self._nodes.get(name) != node:
                 self._nodes[name] = node
                 self._note(node=name)
-        for name in self._booting - booting.keys() - self._hosts.keys():
-            del self._nodes[name]
-            self._note(node=name)
-        self._booting = frozenset(booting)
+        for name in self._booting.keys() - booting.keys():
+            if self._nodes.get(name) == self._booting[name]:  # else it is an observed node by now
+                del self._nodes[name]
+                self._note(node=name)
+        self._booting = booting
 
     def workloads(self) -> tuple[EngineWorkload, ...]:
         """Return all workloads that are shown."""

@@ -334,7 +334,7 @@ class KubernetesProvider:
         self, client: ApiClient, cluster: _Cluster, stored: Object, result: Instance, now: float
     ) -> Instance | None:
         """Return a machine without a node: one that was ended, or broke off, is over. None where it is not known."""
-        by_request, pod = class_of(stored), cluster.pods.get(names_of(result.machine).placeholder)
+        by_request, pod = bool(class_of(stored)), cluster.pods.get(names_of(result.machine).placeholder)
         if by_request and cluster.requests is None and not stored["data"]["ended"]:
             return None
         asked = (cluster.requests or {}).get(result.id) if by_request else pod
@@ -344,7 +344,7 @@ class KubernetesProvider:
                 await client.delete(f"{self._records}/{result.id}")
             return replace(result, state="terminated")
         if asked is None:
-            return result
+            return replace(result, queued=by_request)
         if by_request:
             answer = answer_of(asked, consumed=pod is not None)
         else:
@@ -353,7 +353,7 @@ class KubernetesProvider:
             return replace(result, refused=refusal(answer))
         if by_request and answer is not None and pod is None:
             await self._consume(client, stored)
-        return result
+        return replace(result, queued=by_request and answer is None)
 
     async def _consume(self, client: ApiClient, stored: Object) -> None:
         """Create the placeholder once its request is provisioned; a pod that came earlier would be ignored."""
