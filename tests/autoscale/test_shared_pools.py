@@ -11,9 +11,10 @@ from autoscale.fleet import CLOUD, EURO, GPU_TYPE, START, gpu_work, machine
 from makeway_quota.autoscale.budget import Money
 from makeway_quota.autoscale.demand import MachineDemand, PendingWork, PlacedWork
 from makeway_quota.autoscale.deployment import CLUSTER, Deployment
-from makeway_quota.autoscale.machine import Machine
+from makeway_quota.autoscale.machine import Machine, MachineEvent
 from makeway_quota.autoscale.placement.shared_pools import OtherDeployment
 from makeway_quota.autoscale.sizing import Sizing, size
+from makeway_quota.autoscale.transitions import apply_event
 
 ONE = replace(GPU_TYPE, zones=("a",))
 OWN, OTHER = (
@@ -57,7 +58,7 @@ def test_both_deployments_count_the_same_machines_for_the_same_work() -> None:
     "gone",
     [
         {"state": "terminating"},
-        {"requested_at": START - 1200},
+        {"requested_at": START - 1320},
         {"state": "draining", "drain": "pause", "deadline": START + 300},
         {"type": "removed"},
     ],
@@ -65,6 +66,15 @@ def test_both_deployments_count_the_same_machines_for_the_same_work() -> None:
 def test_a_machine_that_will_not_be_there_is_not_waited_for(gone: dict[str, Any]) -> None:
     assert len(sized([gpu_work()], theirs(**gone)).launches) == 1
     assert not sized([gpu_work()], theirs()).launches
+
+
+def test_a_machine_counts_until_its_row_is_ended_as_late() -> None:
+    """It is ended `spin_up_timeout` after its launch, which may have come up to `request_timeout` after its request."""
+    boots = theirs(requested_at=START - 1300, launched_at=START - 1185)
+    assert not sized([gpu_work()], boots).launches
+    timeouts = OTHER.timeouts("g2")
+    assert apply_event(boots, MachineEvent("tick", at=START - 5000), START + 10, timeouts) is boots
+    assert apply_event(boots, MachineEvent("tick", at=START - 5000), START + 20, timeouts).state == "terminating"
 
 
 def test_an_idle_machine_that_drains_counts_but_where_a_cycle_could_start_work_there() -> None:

@@ -6,6 +6,7 @@ Where a docstring names a report, users of another autoscaler made it.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from autoscale.fleet import CLOUD, CPU_TYPE, EURO, GPU_TYPE, Fleet, gpu_work, one_ready
 
@@ -38,6 +39,29 @@ def test_a_stock_out_without_an_end_is_tried_with_pauses_and_for_ever() -> None:
     while not fleet.running:
         assert fleet.now < end
         fleet.run(15)
+
+
+def test_machines_that_never_join_are_launched_ever_less_often_until_one_boots() -> None:
+    fleet = Fleet(replace(CLOUD, types=(replace(GPU_TYPE, max_machines=1),)), pending=[gpu_work()])
+    fleet.run(6 * 3600)
+    failed = [row for row in fleet.store.all_machines().values() if row.reason == "spin_up_timeout"]
+    assert len(failed) >= 6
+    assert _pauses(fleet)[:5] == [300, 600, 1200, 1800, 1800]
+    while "booting" not in fleet.states:
+        fleet.run(15)
+    fleet.boot()
+    assert fleet.store.backoffs == ()
+    fleet.pending = []
+    fleet.run(1800)
+    fleet.pending, known = [gpu_work()], len(fleet.store.all_machines())
+    fleet.run(4 * 3600)
+    assert _pauses(fleet, known)[:3] == [300, 600, 1200]
+
+
+def _pauses(fleet: Fleet, known: int = 0) -> list[int]:
+    """Return for how long no machine was on its way, between those that were launched after so many others."""
+    rows = sorted(fleet.store.all_machines().values(), key=lambda row: row.requested_at)[known:]
+    return [round((b.requested_at - a.requested_at - GPU_TYPE.spin_up_timeout) / 150) * 150 for a, b in pairwise(rows)]
 
 
 def test_spot_is_tried_again_after_the_fall_back_to_on_demand() -> None:

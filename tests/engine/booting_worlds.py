@@ -89,7 +89,9 @@ def check_awaiting(world: World, plan: Plan) -> int:
         assert sum(demand.id == w.id for demand in plan.demand) <= 1, "its need counts once"
         pool = facts.pools[nodes[0].pool]
         if pool.kind == "autoscaled" and not facts.static and (pool.sessions or w.kind != "session"):
-            assert [demand.pools for demand in plan.demand if demand.id == w.id] == [(nodes[0].pool,)]
+            [demand] = [demand for demand in plan.demand if demand.id == w.id]
+            assert (demand.pools, demand.workers) == ((nodes[0].pool,), sum(node.boots for node in nodes))
+            assert demand.awaits == tuple(node.name for node in nodes)
     for start in plan.start:
         assert all(facts.usable(placed.node) for placed in start.placement), "nothing starts on a node that boots"
     return len(waits)

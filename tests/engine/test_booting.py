@@ -98,8 +98,10 @@ def test_work_with_earlier_rights_goes_before(engine: Engine) -> None:
 @pytest.mark.covers("N23")
 def test_the_needs_of_work_that_waits_for_nodes_count_once(engine: Engine) -> None:
     world = cloud().submit("g", "own", "gang").submit("over", "rnd", "two")
-    demand = [(one.id, one.pools, one.workers) for one in engine(world.snapshot()).demand]
-    assert demand == [("g", ("cloud",), 2), ("over", ("cloud",), 1)]
+    demand = [(one.id, one.pools, one.workers, one.awaits) for one in engine(world.snapshot()).demand]
+    assert demand == [("g", ("cloud",), 1, ("boots-0", "cloud-1")), ("over", ("cloud",), 1, ())], (
+        "the other has its node"
+    )
 
 
 @pytest.mark.covers("N23")

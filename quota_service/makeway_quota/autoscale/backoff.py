@@ -43,8 +43,10 @@ WHOLE_DEPLOYMENT: frozenset[FailureClass] = frozenset({"throttled", "denied"})
 """Failures that say nothing of a type: no type is launched until they are over"""
 WHOLE_TYPE: frozenset[FailureClass] = frozenset({"invalid", "boot_failed"})
 """Failures that other zones and markets would repeat"""
+UNTIL_SUCCESS: frozenset[FailureClass] = frozenset({"boot_failed"})
+"""Failures that are in a row until a machine succeeds, as each shows only after a boot, which may take long"""
 EXPIRY_FACTOR = 4.0
-"""An entry is forgotten after so many times its delay without another failure"""
+"""An entry of another class is forgotten after so many times its delay without another failure"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class LaunchBackoff:
 
     def expired(self, now: float) -> bool:
         """Whether the next failure counts as the first one again."""
+        if self.failure in UNTIL_SUCCESS:
+            return now < self.since
         return not self.since <= now < self.until + EXPIRY_FACTOR * (self.until - self.since)
 
 

@@ -27,11 +27,14 @@ class PendingWork(NamedTuple):
     """whose GPUs suit; none: of any"""
     session: bool = False
     """whether it is a notebook, which machines that agents join do not run"""
+    awaits: tuple[str, ...] = ()
+    """where the engine has all of its workers start once machines are ready that boot, one name for each; `workers` are
+    those that start on these machines"""
 
     @property
     def shape(self) -> tuple[object, ...]:
         """What two workloads have in common that fit into the same room."""
-        return self[1:]
+        return self[1:-1]
 
 
 class PlacedWork(NamedTuple):
@@ -67,8 +70,8 @@ class MachineDemand:
     """The work of one cycle. `pending` is in the order of rights.
 
     `nodes`: the machines whose room was counted when `pending` was found; one that is ready and not among them has room
-    besides. `busy`: how much work has rows on each machine; `nominated`: machines that keep room for work. `placed`:
-    what holds the room of machines, and `submitted`: when pending work was, both only where a step asks for them.
+    besides. `busy`: how much work has rows on each machine; `nominated`: ready machines that keep room for work.
+    `placed`: what holds the room of machines, `submitted`: when pending work was, both only where a step asks for them.
     `sizes`: CPU and memory of machines, where they report them. `devices`: the milli-GPUs that work may hold of each
     device of machines that take work, where that is known. `restartable`: the machines whose jobs would all start
     elsewhere at once, as the engine was asked. `open_machines`: those on which the cycle could start work.

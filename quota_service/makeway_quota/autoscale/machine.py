@@ -198,6 +198,11 @@ class MachineTimeouts:
     """for which a machine may be terminating before an administrator is told"""
 
     @property
+    def start_timeout(self) -> float:
+        """Seconds from its request for which a machine may start before it counts as late."""
+        return self.request_timeout + self.spin_up_timeout
+
+    @property
     def listed_after(self) -> float:
         """Seconds after which an instance is on every list: the call that launched it has ended."""
         return self.request_timeout + self.visibility

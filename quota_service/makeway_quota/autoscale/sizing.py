@@ -1,11 +1,12 @@
 """Decide which machines to launch: what waits, minus what exists or is on its way, within all limits.
 
-Each pending workload takes room once, over all types and pools: first on machines that drain and may come back, then on
-those that are on their way, then on those that this cycle launches, and only then on a new one of the first type that
-fits and has room. A workload whose workers do not all get room in one pool launches nothing; some of them may get it on
-machines that are ready and idle. Nothing is launched where room is certain to be free before a new machine would be
-ready. Machines of other deployments for the same pools count like own ones, so that a need is served once; in which
-order deployments launch is up to the caller. Pure; called by `step`.
+Work that the engine has nominated to machines on their way takes its room there, before all other work, as the engine
+keeps it. Every other pending workload takes room once, over all types and pools: first on machines that drain and may
+come back, then on those that are on their way, then on those that this cycle launches, and only then on a new one of
+the first type that fits and has room. A workload whose workers do not all get room in one pool launches nothing; some
+of them may get it on machines that are ready and idle. Nothing is launched where room is certain to be free before a
+new machine would be ready. Machines of other deployments for the same pools count like own ones, so that a need is
+served once; in which order deployments launch is up to the caller. Pure; called by `step`.
 """
 
 from __future__ import annotations
@@ -82,6 +83,21 @@ class _Sizer:
     without_room: set[tuple[object, ...]] = field(default_factory=set)
     served: dict[str, list[MachineRoom]] = field(default_factory=dict)
 
+    def keep(self, work: PendingWork) -> bool:
+        """Take room for all workers of a workload where the engine has nominated them, or for none."""
+        misses = self.rooms.misses(work.pools)
+        taken = [one for machine in work.awaits if (one := self.rooms.take_of(machine, work)) is not None]
+        if not taken or len(taken) != work.workers:
+            self.rooms.undo(taken, 0, misses)
+            return False
+        self._serve(work, taken)
+        return True
+
+    def _serve(self, work: PendingWork, taken: Iterable[TakenRoom]) -> None:
+        for one in taken:
+            one.room.used = True
+        self.served[work.workload] = [one.room for one in taken]
+
     def place(self, work: PendingWork) -> bool:
         """Take room for all workers of a workload, or for none; a gang starts in one pool, so all of it there."""
         shape = work.shape
@@ -94,9 +110,7 @@ class _Sizer:
         if not taken:
             self.without_room.add(shape)  # room only shrinks within a cycle
             return False
-        for one in taken:
-            one.room.used = True
-        self.served[work.workload] = [one.room for one in taken]
+        self._serve(work, taken)
         return True
 
     def runs(self, work: PendingWork) -> bool:
@@ -250,7 +264,9 @@ def size(
     idle = Rooms(one.whole(deployment) for one in sorted(ready, key=_Known.order))
     of_type = Counter(row.type for row in rows)
     sizer = _Sizer(deployment, backoffs, now, money, len(rows), of_type, rooms, releases, idle)
-    unserved = tuple([work for work in demand.pending if not sizer.place(work) and sizer.runs(work)])
+    kept = {work.workload for work in demand.pending if work.awaits and sizer.keep(work)}
+    rest = (work for work in demand.pending if work.workload not in kept)
+    unserved = tuple([work for work in rest if not sizer.place(work) and sizer.runs(work)])
     own_ready = Counter(one.type.name for one in ready if one.deployment is deployment)
     for machine_type in deployment.types:
         sizer.keep_idle(machine_type, own_ready[machine_type.name])

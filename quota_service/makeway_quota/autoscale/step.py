@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 from zoneinfo import ZoneInfo
 
-from .backoff import WHOLE_DEPLOYMENT, FailureClass, LaunchBackoff, backoff_after_failure, unexpired_backoffs
+from .backoff import ANY, WHOLE_DEPLOYMENT, FailureClass, LaunchBackoff, backoff_after_failure, unexpired_backoffs
 from .budget import Money, count_money, spent_by_month
 from .demand import MachineDemand, PendingWork
 from .deployment import Deployment
@@ -171,7 +171,11 @@ class _StepState:
         if clock_step:
             self.machines = {machine.id: machine.shifted(clock_step) for machine in rows.machines}
             backoffs = [one.shifted(clock_step) for one in backoffs]
-        self.backoffs: list[LaunchBackoff] = unexpired_backoffs(backoffs, now)
+        self.backoffs: list[LaunchBackoff] = [
+            one
+            for one in unexpired_backoffs(backoffs, now)
+            if one.type == ANY or deployment.type(one.type) is not None  # else its type was removed
+        ]
         self._backoffs = list(rows.backoffs)
         self._first_seen = dict(rows.first_seen)
         self.first_seen: Mapping[str, float] = {name: at + clock_step for name, at in rows.first_seen.items()}

@@ -113,7 +113,8 @@ class Demand(NamedTuple):
     """A pending workload that new machines of autoscaled pools could run: `pools`, in the order of its profile.
 
     It needs room for `workers` at once, each with `gpus` (milli-GPUs), `cpu` (milli-cores), `memory` (MiB) on one
-    machine, whose GPUs are of one of `models` (none: of any).
+    machine, whose GPUs are of one of `models` (none: of any). `awaits`: the nodes of a workload that waits for nodes
+    which boot, one for each of its workers; `workers` are those of them that are to run on nodes which boot.
     """
 
     id: str
@@ -124,6 +125,7 @@ class Demand(NamedTuple):
     memory: int
     models: tuple[str, ...] = ()
     session: bool = False
+    awaits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,7 @@ class Rooms:
         self._blocks: dict[str, list[_Block]] = {}
         self._misses: dict[str, _Misses] = {}
         self.all: list[MachineRoom] = []
+        self._by_machine: dict[str, tuple[MachineRoom, _Block]] = {}
         for room in rooms:
             self.add(room)
 
@@ -158,6 +159,8 @@ class Rooms:
         blocks[-1].misses.needs = ()
         self._misses.setdefault(room.pool, _Misses()).needs = ()
         self.all.append(room)
+        if room.machine is not None:
+            self._by_machine[room.machine] = room, blocks[-1]
         return blocks[-1]
 
     def take(self, work: PendingWork) -> TakenRoom | None:
@@ -178,6 +181,13 @@ class Rooms:
             if not work.models and not work.session:  # else another model, or a machine for jobs only, may have room
                 misses.add(need)
         return None
+
+    def take_of(self, machine: str, work: PendingWork) -> TakenRoom | None:
+        """Take the room of one worker on a machine, None where there is none."""
+        room, block = self._by_machine.get(machine, (None, None))
+        if room is None or block is None or (devices := room.take(work)) is None:
+            return None
+        return TakenRoom(work, room, devices, block)
 
     def take_on(self, room: MachineRoom, work: PendingWork) -> TakenRoom | None:
         """Add a room and take that of one worker, where it fits; else add nothing."""

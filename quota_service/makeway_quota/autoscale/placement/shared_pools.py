@@ -30,6 +30,6 @@ class OtherDeployment:
             machine_type = self.deployment.type(row.type)
             if machine_type is None or row.finished:
                 continue
-            late = row.starting and now - row.requested_at > machine_type.spin_up_timeout
+            late = row.starting and now - row.requested_at > self.deployment.timeouts(row.type).start_timeout
             if not late and not (row.state == "draining" and row.id in demand.open_machines):
                 yield row, machine_type

@@ -189,15 +189,22 @@ def cycle_demand(
     by_machine = {machine: nodes[name] for name, machine in machines.items() if name in nodes}
     busy, nominated = _places(rows, machines)
     accepting = (name for name, node in by_machine.items() if node.ready and not node.cordoned and node.observed)
-    pending = tuple([PendingWork(*one) for one in demand])
+    pending = tuple([_pending_work(one, machines) for one in demand])
     sizes = {
         name: (_for_work(node.cpu, node.foreign_cpu), _for_work(node.memory, node.foreign_memory))
         for name, node in by_machine.items()
     }
     open_machines = frozenset(accepting)
     devices = {name: _devices_for_work(by_machine[name]) for name in open_machines} if jobs is not None else None
-    known = frozenset(by_machine), open_machines, busy, nominated
+    kept = open_machines.intersection(machine for one in pending for machine in one.awaits)
+    known = frozenset(by_machine), open_machines, busy, nominated | kept
     return CycleDemand(began, pending, *known, rows, machines, submitted or {}, jobs, sizes, devices)
+
+
+def _pending_work(demand: Demand, machines: Mapping[str, str]) -> PendingWork:
+    """Return the demand of a workload; a node that boots is named like its machine."""
+    work = PendingWork(*demand)
+    return work._replace(awaits=tuple([machines.get(node, node) for node in work.awaits])) if work.awaits else work
 
 
 def _devices_for_work(node: NodeStatus) -> Mapping[int, int]:

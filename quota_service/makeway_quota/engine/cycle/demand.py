@@ -14,7 +14,7 @@ from ..index.cluster import Cluster
 from ..index.devices import UNLIMITED, hosts
 from ..index.groups import WorkloadGroup
 from ..index.ledger import Account, LineState
-from ..index.nodes import PoolState
+from ..index.nodes import PoolState, WorkerPlacement
 from ..placement.fit import find_placement, static_quota
 from ..placement.spare import surplus
 from ..plan import Demand
@@ -40,7 +40,7 @@ def find_demand(
     """Return the demand of pending work; `ending`: work terminates, so that GPUs are about to be free.
 
     Work that will get those is no demand. Work that waits for nodes which boot is, in the pool where it has its
-    nomination: a machine is on its way for it. The cluster is left as it was.
+    nomination, with its workers there: a machine is on its way for them. The cluster is left as it was.
     """
     growing = [pool for pool in cluster.pools.values() if pool.pool.kind == "autoscaled"]
     if awaiting:
@@ -55,8 +55,9 @@ def find_demand(
     result: list[Demand] = []
     for _, _, _, id, group, workload in order:
         if id in awaiting:
-            own = [pool for pool in useful[group.number] if pool is cluster.nominations[id].pool]
-            result += [Demand(id, (pool.pool.name,), *_shape(group.need)) for pool in own]
+            mine = cluster.nominations[id]
+            if mine.pool in useful[group.number]:
+                result.append(_awaiting_demand(id, group.need, mine.pool, mine.parts))
             continue
         if id in refused or (ending and soon.take(group, workload, allowance)):
             continue
@@ -77,6 +78,13 @@ def find_demand(
                 allowance.claim(group, names)
     soon.give_back()
     return tuple(result)
+
+
+def _awaiting_demand(id: str, need: Need, pool: PoolState, parts: Sequence[WorkerPlacement]) -> Demand:
+    """Return the demand of a workload that waits for nodes which boot: its other workers have their places."""
+    nodes = tuple([part.node.node.name for part in parts])
+    there = sum(part.node.boots for part in parts)
+    return Demand(id, (pool.pool.name,), *_shape(need))._replace(workers=there, awaits=nodes)
 
 
 def _shape(need: Need) -> tuple[Any, ...]:

@@ -26,7 +26,8 @@ def find_demand(
 ) -> tuple[Demand, ...]:
     """Return the demand of the workloads that wait; those that will get what terminating work leaves are none.
 
-    `awaiting`: those that are nominated to nodes which boot; each counts in the pool of its nomination.
+    `awaiting`: those that are nominated to nodes which boot; each counts in the pool of its nomination, with its
+    workers on such nodes.
     """
     growing = {pool.name for pool in cluster.pools.values() if pool.kind == "autoscaled"}
     trial, claims, result = cluster.copy(), list[Claim](), list[Demand]()
@@ -35,9 +36,11 @@ def find_demand(
         del bare.nominations[name]
     for group, workload in in_order(bare, {**waiting, **awaiting}, growing, every=True) if growing else ():
         if workload.id in awaiting:
-            pool = cluster.nominations[workload.id].pool
-            if pool in growing and helps(cluster, group, pool):
-                result.append(_demand(group, workload, (pool,)))
+            mine = cluster.nominations[workload.id]
+            if mine.pool in growing and helps(cluster, group, mine.pool):
+                nodes = tuple(part.node for part in mine.parts)
+                there = sum(cluster.nodes[name].boots for name in nodes)
+                result.append(_demand(group, workload, (mine.pool,))._replace(workers=there, awaits=nodes))
             continue
         parts = _soon_free(cluster, trial, group, claims)
         if parts:
