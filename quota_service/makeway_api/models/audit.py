@@ -1,4 +1,4 @@
-"""Define the decision log and the event feed on the wire."""
+"""Define the API's models of the decision log and the event feed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from .base import Wire
 
 
 class Decision(Wire):
-    """One line of the decision log: verb, code (the rule that decided, or an outcome), one sentence and its numbers."""
+    """One line of the decision log.
+
+    `verb`: what was done. `code`: the rule that decided, or the outcome. `message`: one sentence, with its `numbers`.
+    """
 
     id: int
     at: datetime
@@ -27,7 +30,8 @@ class Decision(Wire):
 class Event(Wire):
     """One message of the event stream.
 
-    `kind` is job, session, usage, decision, policy, deployment, machines or reset (read everything again).
+    `kind` is job, session, usage, decision, policy, deployment, machines or reset (events were lost: read everything
+    again).
     """
 
     id: int

@@ -1,4 +1,4 @@
-"""Define credentials on the wire: they are written, and no answer has their values."""
+"""Define the API's models of credentials: clients write their values, and no answer contains them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pydantic import Field, SecretStr, StringConstraints
 from .base import RequestBody, Wire
 
 CREDENTIAL_NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
-"""Names of credentials: of the kind file, also its name in jobs"""
+"""The pattern of names; a credential of the kind file is a file of this name in jobs"""
 CredentialKind = Literal["cloud", "git", "file"]
 Team = Annotated[str, StringConstraints(max_length=200)]
 Value = Annotated[SecretStr, Field(max_length=65_536)]
 
 
 def cloud_values(text: str) -> dict[str, str]:
-    """Return the values of a credential of the kind cloud: lines NAME=VALUE, or a JSON object of texts.
+    """Return the values in the text of a cloud credential: lines NAME=VALUE, or a JSON object of strings.
 
-    Raise ValueError with a sentence that repeats no part of the text.
+    Raise ValueError otherwise; its message contains no part of the text, as that is secret.
     """
     if not text.lstrip().startswith("{"):
         lines = [line.partition("=") for line in text.splitlines() if line.strip()]
@@ -39,11 +39,11 @@ def cloud_values(text: str) -> dict[str, str]:
 
 
 class CredentialRequest(RequestBody):
-    """A credential to keep instead of the one of its team and name, if there is one."""
+    """A credential to store; it replaces the one of the same team and name, if there is one."""
 
     kind: CredentialKind = Field(description="cloud: of the deployment of its name; git: of a server; file: for jobs")
     team: Team | None = Field(
-        None, description="whose jobs get it; empty: those of all teams, and without it, too, if no team has the name"
+        None, description="the team whose jobs get it; empty: all teams; null: all, refused if a team has such a name"
     )
     values: dict[Annotated[str, StringConstraints(max_length=64)], Value] = Field(
         max_length=16, description="git: `host`, `user`, `token`; file: `content`; cloud: as its provider names them"
@@ -61,6 +61,6 @@ class Credential(Wire):
 
 
 class Resealed(Wire):
-    """How many credentials are sealed with the first key of the file now."""
+    """The number of credentials that are now encrypted with the first key of the key file."""
 
     credentials: int

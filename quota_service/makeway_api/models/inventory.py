@@ -1,4 +1,4 @@
-"""Define the cluster on the wire: pools, nodes, devices, profiles and policies."""
+"""Define the API's models of the cluster: pools, nodes, devices, profiles and policies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base import Kind, State, Wire
 
 
 class Holder(Wire):
-    """A workload's part of one device."""
+    """The part of one device that a workload holds; without its id, owner and name if the reader may not see it."""
 
     workload: str
     kind: Kind
@@ -23,14 +23,14 @@ class Holder(Wire):
 
 
 class Device(Wire):
-    """One GPU of a node with its holders, by workload."""
+    """One GPU of a node, with the workloads that hold parts of it."""
 
     index: int
     free: float
     holders: list[Holder] = Field(default_factory=list)
     outside: bool = Field(
         False,
-        description="in no pool any more, by the policy or its node: shown and counted until its work ends",
+        description="removed from its pool by the policy or its node, but still in use: counted until its work ends",
     )
 
 
@@ -40,24 +40,25 @@ class Node(Wire):
     name: str
     pool: str
     model: str = ""
-    virtual: bool = False
+    virtual: bool = Field(False, description="simulated, without real GPUs")
     ready: bool = True
-    cordoned: bool = False
-    """runs on, but takes no new work, so none of its devices is free"""
-    observed: bool = Field(True, description="false: its backend cannot be observed, and it is as it was seen last")
-    backend: str = Field("", description="where there are several: the one that it belongs to")
-    foreign: float = 0
+    cordoned: bool = Field(False, description="takes no new work, as after `kubectl cordon`: no device counts as free")
+    observed: bool = Field(True, description="false: its backend cannot be reached, and this is its last known state")
+    backend: str = Field("", description="its backend, where there are several")
+    foreign: float = Field(0, description="GPUs held by pods that Makeway does not manage")
     devices: list[Device] = Field(default_factory=list)
 
 
 class Pool(Wire):
-    """A set of equivalent resources."""
+    """A set of nodes whose GPUs are equivalent to workloads (much like a ResourceFlavor of Kueue)."""
 
     name: str
     title: str = ""
     kind: Literal["static", "autoscaled"] = "static"
     resource: str = "nvidia.com/gpu"
-    strategy: Literal["pack", "spread"] = Field("pack", description="`pack` also for others: read `placement`")
+    strategy: Literal["pack", "spread"] = Field(
+        "pack", description="for old clients, `pack` for any but `spread`: read `placement`"
+    )
     placement: str = Field("", description="the strategy: `pack`, `spread`, `fill`, or one of a later release")
     capacity: float | None = None
     virtual: bool = False
@@ -69,7 +70,7 @@ class Pool(Wire):
 
 
 class Image(Wire):
-    """A container image that a profile offers, by a name; `image` is its reference."""
+    """A container image that a profile offers; `image` is its reference, as `registry/name:tag`."""
 
     name: str
     title: str
@@ -79,7 +80,7 @@ class Image(Wire):
 
 
 class Profile(Wire):
-    """The resources of one workload."""
+    """What a workload may request: the resources of each worker, and where and for whom it runs."""
 
     name: str
     title: str
@@ -90,25 +91,29 @@ class Profile(Wire):
     cpu: float = 0
     memory: int = 0
     pools: list[str] = Field(default_factory=list)
-    policies: list[list[str]] = Field(default_factory=list, description="ranked; an inner list shares a rank")
+    policies: list[list[str]] = Field(
+        default_factory=list, description="teams that may use it, best rank first; an inner list shares a rank"
+    )
     kinds: list[Kind] = Field(default_factory=lambda: [Kind.SESSION, Kind.JOB])
     grace: int = Field(30, description="seconds between checkpoint notice and SIGKILL")
     time_limit: int | None = None
     image: str | None = Field(
         None,
-        description="container image without a choice; null: the default image of jobs (`MAKEWAY_KUBE_IMAGE`), and "
+        description="default container image; null: that of jobs (`MAKEWAY_KUBE_IMAGE`), and "
         "that of notebooks (`c.KubeSpawner.image`)",
     )
     images: list[Image] = Field(default_factory=list, description="to choose from")
 
 
 class QuotaLine(Wire):
-    """One line of a policy; `pools` empty means all."""
+    """The quota of a policy for some pools together; `pools` empty means all."""
 
     pools: list[str] = Field(default_factory=list)
-    reserved: float = 0
-    limit: float | None = None
-    lend: float | None = None
+    reserved: float = Field(0, description="guaranteed GPUs (Kueue: nominalQuota)")
+    limit: float | None = Field(None, description="the most that may be used at once; null: the size of the pools")
+    lend: float | None = Field(
+        None, description="how much of `reserved` others may borrow while it is idle (Kueue: lendingLimit); null: all"
+    )
 
 
 class Policy(Wire):

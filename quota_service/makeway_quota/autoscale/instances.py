@@ -1,8 +1,8 @@
-"""Join the provider's lists with the rows: what happened to each machine, and instances without a row.
+"""Match the instances that a provider lists with the rows of machines: events for machines, and orphaned instances.
 
-A list proves only what is on it, unless it is complete; and then only for instances that had to be visible when it was
-started. The provider is listed before the rows are read: each call has a row before, so an instance on the list that
-has no row belongs to no call that is still expected.
+Absence from a list means something only if the list is complete, and only for instances that were launched so long
+before it that they had to be visible. The provider is listed before the rows are read, and a row is written before each
+launch: so a listed instance without a row belongs to no launch that is under way.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class InstanceList:
 
 @dataclass(frozen=True, slots=True)
 class ListResult:
-    """What a list says: events by machine, and the instances to end because no row expects them.
+    """The outcome of a list: events of machines, and `orphans`, the instances without a row that are to be terminated.
 
-    `first_seen`: when each instance without a row was seen first.
+    `first_seen`: when each instance without a row was listed first, to be passed to the next `match_instances`.
     """
 
     events: tuple[tuple[Machine, MachineEvent], ...]
@@ -69,31 +69,32 @@ def match_instances(
     listed: InstanceList,
     first_seen: Mapping[str, float],
 ) -> ListResult:
-    """Return what a list says of the machines. `first_seen`: when each instance without a row was seen first."""
+    """Return the events and orphans of a list. `first_seen`: of the last result, empty at first."""
     rows = {machine.id: machine for machine in machines if not machine.finished}
-    ours = [instance for instance in listed.instances if instance.deployment == deployment.name]
+    own = [instance for instance in listed.instances if instance.deployment == deployment.name]
     result: list[tuple[Machine, MachineEvent]] = []
-    shown: set[str] = set()
+    matched: set[str] = set()
     orphans = []
     without_row: dict[str, float] = {}
-    for instance in sorted(ours, key=lambda one: (one.state == "terminated", one.id)):
+    for instance in sorted(own, key=lambda item: (item.state == "terminated", item.id)):
         row = rows.get(instance.machine)
-        if row is not None and row.id not in shown and row.instance in (None, instance.id):
-            shown.add(row.id)
+        if row is not None and row.id not in matched and row.instance in (None, instance.id):
+            matched.add(row.id)
             result += ((row, event) for event in _events_of(instance, listed.at, deployment.drain_timeout))
         elif instance.state != "terminated":
             without_row[instance.id] = min(first_seen.get(instance.id, listed.at), listed.at)
             if _is_orphan_due(deployment, instance, listed.at, without_row[instance.id]):
                 orphans.append(instance)
-    empty = not any(instance.state != "terminated" for instance in ours)
-    proves = listed.complete and not empty
-    on_list = {instance.id for instance in ours}
-    for instance_id, at in first_seen.items():  # one that is not listed may only be hidden: it is kept for the window
-        if instance_id not in on_list and not (proves and listed.at - at > _window(deployment)):
+    empty = not any(instance.state != "terminated" for instance in own)
+    absence_counts = listed.complete and not empty
+    listed_ids = {instance.id for instance in own}
+    for instance_id, at in first_seen.items():  # one that is not listed now may be listed again: kept for a while
+        gone = absence_counts and listed.at - at > _visibility_window(deployment)
+        if instance_id not in listed_ids and not gone:
             without_row[instance_id] = at
     if listed.complete:
         for row in rows.values():
-            if row.id not in shown:
+            if row.id not in matched:
                 result.append((row, MachineEvent("absent", at=listed.at, empty=empty)))
     return ListResult(tuple(result), tuple(orphans), without_row)
 
@@ -117,11 +118,11 @@ def _events_of(instance: Instance, at: float, drain_timeout: float) -> Iterator[
 
 
 def _is_orphan_due(deployment: Deployment, instance: Instance, at: float, first_seen: float) -> bool:
-    """Whether an instance is older than the window: by the provider's time, or by how long it has been seen."""
-    times = [first_seen, *([] if instance.launched_at is None else [instance.launched_at])]
-    return any(at - time > _window(deployment) for time in times)
+    """Whether an instance without a row has existed for longer than the visibility window, so that no row will come."""
+    known_since = [first_seen, *([] if instance.launched_at is None else [instance.launched_at])]
+    return any(at - time > _visibility_window(deployment) for time in known_since)
 
 
-def _window(deployment: Deployment) -> float:
-    """Return the seconds after which an instance is on every list, from the call that launched it."""
+def _visibility_window(deployment: Deployment) -> float:
+    """Return the seconds from the start of a launch call after which its instance is on every complete list."""
     return deployment.request_timeout + deployment.visibility

@@ -1,7 +1,8 @@
-"""Find for each pending workload whether a machine is coming for it, or why none is launched. Pure.
+"""Report for each pending workload which machines are starting for it, or why none is launched. Pure.
 
-Made of one step's decision and the machines as they are: what the decision counted on and failed since is left out, so
-that nothing is said of that work until the next decision. `outlook` answers the same for work that could be submitted.
+Computed from the last sizing decision and the present rows of machines. Where a machine of the decision has failed
+since, its workload is left out until the next decision. `outlook` reports the same for a workload that is not
+submitted. A *prospect* is the report for one workload; `boots` is the usual boot time of each machine type.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .step import MachineRows
 
 @dataclass(frozen=True, slots=True)
 class WaitingDecision:
-    """What a step decided for the work that waits: `served`, each with its machines, and what no machine is for."""
+    """What a step decided for the pending workloads: `served` (with the ids of their machines), or `unserved`."""
 
     served: Mapping[str, tuple[str, ...]]
     unserved: tuple[PendingWork, ...] = ()
@@ -32,7 +33,7 @@ class WaitingDecision:
 
 
 class MachineCount(NamedTuple):
-    """The machines of a deployment for some pools that are not over, of at most `limit`."""
+    """How many machines of a deployment exist for some pools, and how many may exist at most (`limit`)."""
 
     deployment: str
     machines: int
@@ -41,10 +42,10 @@ class MachineCount(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """Machines are on their way to a workload: `booting` of them have an instance, `ready` ones take work at once.
+    """The machines that were launched for a workload: `booting` have an instance, `ready` ones take work now.
 
-    `price`: of an hour of all of them, None where one is not known; `at`: when they are probably ready, None where that
-    is not known; `late`: that time is over.
+    `price`: the hourly price of all of them, None if one is unknown. `at`: when they are probably ready, None if
+    that is unknown or past; `late`: whether it is past.
     """
 
     count: MachineCount
@@ -58,7 +59,7 @@ class Coming:
 
 
 class Cause(NamedTuple):
-    """Why no machine of a type is launched: a code, with the amounts of it."""
+    """Why no machine of a type is launched: a reason code and its parameters, such as the limit that is reached."""
 
     code: str
     values: Mapping[str, float | str]
@@ -66,7 +67,7 @@ class Cause(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NotComing:
-    """No machine is launched for a workload. `until`: when it is tried again, None where that is not known."""
+    """No machine is launched for a workload. `until`: when a launch is tried again, None if that is unknown."""
 
     count: MachineCount
     causes: tuple[Cause, ...]
@@ -78,10 +79,10 @@ Prospect = Coming | NotComing
 
 @dataclass(frozen=True, slots=True)
 class WouldLaunch:
-    """Machines would be launched for a workload: their types, one for each; `existing` ones have room for it besides.
+    """The machines that would be launched for a workload that is not submitted: `types` has an entry for each.
 
-    `price`: of an hour of all of them, None where one is not known; `seconds`: until the new ones are probably ready,
-    None where that is not known.
+    `existing`: how many machines that exist would run its other workers. `price`: the hourly price of all of them, None
+    if one is unknown. `seconds`: how long the new ones will probably take to be ready, None if that is unknown.
     """
 
     count: MachineCount
@@ -102,35 +103,35 @@ def outlook(
     deleting: bool = False,
     others: Sequence[OtherDeployment] = (),
 ) -> Prospect | WouldLaunch | None:
-    """Return what the last workload of the demand can expect of a step that is made now; nothing is launched.
+    """Return the prospect that the last workload of the demand would have after a step now; nothing is launched.
 
-    None where no type is for it, or only other deployments have room for it. `boots` as for `prospects`.
+    None if no machine type suits it, or only other deployments would serve it. `boots`: as for `prospects`.
     """
-    asked = demand.pending[-1]
-    sized = replace(deployment, paused=True) if deleting else deployment
+    workload = demand.pending[-1]
+    effective = replace(deployment, paused=True) if deleting else deployment
     money = count_money(deployment, rows.machines, rows.closed_spend, now)
-    sizing = size(sized, rows.machines, demand, rows.backoffs, money, now, boots, others)
-    shared = tuple(row for one in others for row in one.machines)
-    places = sizing.served.get(asked.workload, ())
-    existing = tuple(one for one in places if isinstance(one, str))
-    launches = [sizing.launches[one] for one in places if isinstance(one, int)]
+    sizing = size(effective, rows.machines, demand, rows.backoffs, money, now, boots, others)
+    shared = tuple(row for other in others for row in other.machines)
+    serving = sizing.served.get(workload.workload, ())  # ids of machines, and indices of launches
+    existing = tuple(machine for machine in serving if isinstance(machine, str))
+    launches = [sizing.launches[index] for index in serving if isinstance(index, int)]
     if not launches:
-        served = {asked.workload: existing} if existing else {}
+        served = {workload.workload: existing} if existing else {}
         decision = WaitingDecision(served, sizing.unserved, sizing.refusals)
-        told = prospects(deployment, rows.machines, decision, money, boots, now, deleting=deleting, shared=shared)
-        return told.get(asked.workload)
+        result = prospects(deployment, rows.machines, decision, money, boots, now, deleting=deleting, shared=shared)
+        return result.get(workload.workload)
     live = {row.id: row for row in rows.machines if not row.finished}
-    there = {row.id: row for row in shared} | live
-    known = [*(one.price for one in launches), *(there[name].price for name in existing)]
-    prices = [price for price in known if price is not None]
-    took = [boots[one.type] for one in launches if one.type in boots]
+    all_machines = {row.id: row for row in shared} | live
+    machine_prices = [*(launch.price for launch in launches), *(all_machines[id].price for id in existing)]
+    prices = [price for price in machine_prices if price is not None]
+    durations = [boots[launch.type] for launch in launches if launch.type in boots]
     return WouldLaunch(
-        _Counts(deployment, live).of(asked.pools),
-        tuple(one.type for one in launches),
+        _MachineCounts(deployment, live).of(workload.pools),
+        tuple(launch.type for launch in launches),
         len(existing),
-        sum(prices) if len(prices) == len(places) else None,
+        sum(prices) if len(prices) == len(serving) else None,
         deployment.currency,
-        max(took) if len(took) == len(launches) else None,
+        max(durations) if len(durations) == len(launches) else None,
     )
 
 
@@ -145,117 +146,122 @@ def prospects(
     deleting: bool = False,
     shared: Iterable[Machine] = (),
 ) -> dict[str, Prospect]:
-    """Return what is known of each pending workload, by id. `boots`: how long a boot takes, by type, where known.
+    """Return the prospect of each pending workload, by id. `boots`: by machine type, where that is known.
 
-    `shared`: machines of other deployments that the decision counted; work that only they are for is left out, as its
-    prospects are those of the others. Workloads of one shape without a machine share one prospect, but for those whose
-    room will be free soon. Work that no type is for is left out.
+    `shared`: machines of other deployments that the decision counted. Left out are workloads that only such machines
+    serve (the other deployment reports their prospect), and those that no machine type suits. Unserved workloads of one
+    shape share one prospect object, except those that wait for GPUs that will be free soon.
     """
     rows = {row.id: row for row in machines if not row.finished}
-    counts = _Counts(deployment, rows)
+    counts = _MachineCounts(deployment, rows)
     result: dict[str, Prospect] = {}
-    every = {row.id: row for row in shared if not row.finished} | rows
+    all_machines = {row.id: row for row in shared if not row.finished} | rows
     for id, names in decision.served.items():
-        own = [every[name] for name in names if name in every]
-        mine = any(name in rows for name in names)
-        if mine and len(own) == len(names) and all(map(_comes, own)):
-            result[id] = _coming(own, deployment, counts, boots, now)
-    refused: dict[str, list[LaunchRefusal]] = {}
-    for one in decision.refusals:
-        refused.setdefault(one.workload, []).append(one)
-    alike: dict[tuple[object, ...], Prospect | None] = {}
+        serving = [all_machines[name] for name in names if name in all_machines]
+        has_own_machine = any(name in rows for name in names)
+        if has_own_machine and len(serving) == len(names) and all(map(_can_still_serve, serving)):
+            result[id] = _machines_starting(serving, deployment, counts, boots, now)
+    refusals: dict[str, list[LaunchRefusal]] = {}
+    for refusal in decision.refusals:
+        refusals.setdefault(refusal.workload, []).append(refusal)
+    by_shape: dict[tuple[object, ...], Prospect | None] = {}
     causes = _Causes(deployment, rows, money, deleting, Counter(row.type for row in rows.values()))
     for work in decision.unserved:
-        own_refusals = refused.get(work.workload, ())
-        key = work.shape, any(one.code == "soon_free" for one in own_refusals)
-        if key not in alike:
-            alike[key] = _not_coming(work, own_refusals, counts, causes)
-        prospect = alike[key]
+        own_refusals = refusals.get(work.workload, ())
+        key = work.shape, any(refusal.code == "soon_free" for refusal in own_refusals)
+        if key not in by_shape:
+            by_shape[key] = _no_launch(work, own_refusals, counts, causes)
+        prospect = by_shape[key]
         if prospect is not None:
             result[work.workload] = prospect
     return result
 
 
 def same_prospects(before: Mapping[str, Prospect], after: Mapping[str, Prospect]) -> bool:
-    """Whether all workloads can still expect the same; those that do not wait any more do not count."""
-    same: set[tuple[int, int]] = set()
+    """Whether the prospects of all workloads in `after` are unchanged; those only in `before` do not count."""
+    equal_pairs: set[tuple[int, int]] = set()
     """The pairs of objects that are known to be equal: thousands of workloads share one"""
-    for id, item in after.items():
-        pair = builtins.id(before.get(id)), builtins.id(item)
-        if pair not in same:
-            if before.get(id) != item:
+    for id, prospect in after.items():
+        pair = builtins.id(before.get(id)), builtins.id(prospect)
+        if pair not in equal_pairs:
+            if before.get(id) != prospect:
                 return False
-            same.add(pair)
+            equal_pairs.add(pair)
     return True
 
 
 def usual_boots(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the time within which nine of ten boots ended, by type. `seconds`: how long each of them took."""
-    return {name: sorted(item)[(9 * len(item) - 1) // 10] for name, item in seconds.items() if item}
+    """Return the 90th percentile of the measured boot times, by machine type."""
+    return {name: sorted(times)[(9 * len(times) - 1) // 10] for name, times in seconds.items() if times}
 
 
-def _comes(machine: Machine) -> bool:
+def _can_still_serve(machine: Machine) -> bool:
+    """Whether a machine takes work now, after its boot, or after its drain is cancelled."""
     return machine.starting or machine.state == "ready" or (machine.drain in CANCELLABLE and machine.deadline is None)
 
 
-class _Counts:
-    """How many machines there are for some pools, and may be."""
+class _MachineCounts:
+    """The machine counts of a deployment, by pools."""
 
     def __init__(self, deployment: Deployment, rows: Mapping[str, Machine]) -> None:
         self._deployment = deployment
         self._rows = rows
-        self._known: dict[tuple[str, ...], MachineCount] = {}
+        self._by_pools: dict[tuple[str, ...], MachineCount] = {}
 
     def of(self, pools: tuple[str, ...]) -> MachineCount:
-        if pools not in self._known:
+        if pools not in self._by_pools:
             types = {
                 machine_type.name: machine_type.max_machines
                 for machine_type in self._deployment.types
                 if machine_type.pool in pools
             }
-            many = sum(row.type in types for row in self._rows.values())
-            maximum = min(self._deployment.max_machines, sum(types.values()))
-            self._known[pools] = MachineCount(self._deployment.title or self._deployment.name, many, maximum)
-        return self._known[pools]
+            machines = sum(row.type in types for row in self._rows.values())
+            limit = min(self._deployment.max_machines, sum(types.values()))
+            self._by_pools[pools] = MachineCount(self._deployment.title or self._deployment.name, machines, limit)
+        return self._by_pools[pools]
 
 
-def _coming(
-    own: Sequence[Machine], deployment: Deployment, counts: _Counts, boots: Mapping[str, float], now: float
+def _machines_starting(
+    machines: Sequence[Machine],
+    deployment: Deployment,
+    counts: _MachineCounts,
+    boots: Mapping[str, float],
+    now: float,
 ) -> Coming:
-    prices = [row.price for row in own if row.price is not None]
-    starting = [row for row in own if row.starting]
-    ours = [row for row in starting if row.deployment == deployment.name]
-    ends = [row.requested_at + boots[row.type] for row in ours if row.type in boots]
-    at = max(ends) if ends and len(ends) == len(starting) else None
-    late = at is not None and at <= now
+    prices = [row.price for row in machines if row.price is not None]
+    starting = [row for row in machines if row.starting]
+    own = [row for row in starting if row.deployment == deployment.name]
+    boot_ends = [row.requested_at + boots[row.type] for row in own if row.type in boots]
+    ready_at = max(boot_ends) if boot_ends and len(boot_ends) == len(starting) else None
+    overdue = ready_at is not None and ready_at <= now
     return Coming(
-        counts.of(tuple(dict.fromkeys(row.pool for row in own))),
-        len(own),
-        sum(row.state in ("booting", "joining") for row in own),
-        len(own) - len(starting),
-        sum(prices) if len(prices) == len(own) else None,
+        counts.of(tuple(dict.fromkeys(row.pool for row in machines))),
+        len(machines),
+        sum(row.state in ("booting", "joining") for row in machines),
+        len(machines) - len(starting),
+        sum(prices) if len(prices) == len(machines) else None,
         deployment.currency,
-        None if late else at,
-        late,
+        None if overdue else ready_at,
+        overdue,
     )
 
 
-def _not_coming(
-    work: PendingWork, refusals: Iterable[LaunchRefusal], counts: _Counts, causes: _Causes
+def _no_launch(
+    work: PendingWork, refusals: Iterable[LaunchRefusal], counts: _MachineCounts, causes: _Causes
 ) -> NotComing | None:
     types = [machine_type for machine_type in causes.deployment.types if machine_type.pool in work.pools]
     if not types:
         return None
     if not any(fits_on(machine_type, work) for machine_type in types):
         return NotComing(counts.of(work.pools), (causes.too_small(types),))
-    told = {(one.type, one.code): one for one in refusals if one.code != "too_small"}
-    ends = [one.until for one in refusals if one.until is not None]
-    result = tuple(causes.of(one, work) for one in told.values())
-    return NotComing(counts.of(work.pools), tuple(_different(result)), min(ends, default=None))
+    by_type = {(refusal.type, refusal.code): refusal for refusal in refusals if refusal.code != "too_small"}
+    retries = [refusal.until for refusal in refusals if refusal.until is not None]
+    result = (causes.of(refusal, work) for refusal in by_type.values())
+    return NotComing(counts.of(work.pools), tuple(_without_duplicates(result)), min(retries, default=None))
 
 
-def _different(causes: Iterable[Cause]) -> list[Cause]:
-    """Return causes without those that are said already, such as the pause of the deployment for each type."""
+def _without_duplicates(causes: Iterable[Cause]) -> list[Cause]:
+    """Return each cause once, in order: a pause of the deployment is the same cause for every type."""
     result: list[Cause] = []
     for cause in causes:
         if cause not in result:
@@ -265,14 +271,14 @@ def _different(causes: Iterable[Cause]) -> list[Cause]:
 
 @dataclass(slots=True)
 class _Causes:
-    """Adds the amounts to the code of a refusal."""
+    """Makes causes of the refusals of launches: adds the parameters to their codes."""
 
     deployment: Deployment
     rows: Mapping[str, Machine]
     money: Money | None
     deleting: bool
-    of_type: Counter[str]
-    """How many of the machines there are of each type"""
+    type_counts: Counter[str]
+    """How many machines there are of each type"""
 
     def too_small(self, types: Sequence[MachineType]) -> Cause:
         largest = max(0 if machine_type.cpu_only else machine_type.gpus for machine_type in types)
@@ -297,14 +303,14 @@ class _Causes:
         return self.deployment.title or self.deployment.name
 
     def _limit(self, machine_type: MachineType, work: PendingWork) -> Cause:
-        of_type = self.of_type[machine_type.name]
-        if machine_type.max_machines <= self.deployment.max_machines and of_type >= min(
+        machines = self.type_counts[machine_type.name]
+        if machine_type.max_machines <= self.deployment.max_machines and machines >= min(
             machine_type.max_machines, len(self.rows)
         ):
             values: dict[str, float | str] = {
                 "type": machine_type.name,
                 "limit": machine_type.max_machines,
-                "machines": of_type,
+                "machines": machines,
             }
         else:
             values = {"type": "", "limit": self.deployment.max_machines, "machines": len(self.rows)}

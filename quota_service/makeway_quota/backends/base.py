@@ -220,7 +220,7 @@ class BackendState:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The nodes and attempts that a backend reports: all of them, or (not `whole`) what changed since a version.
+    """The nodes and attempts of a backend: all of them (`whole`), or those that changed or are gone since a version.
 
     While a backend is not `synced` its lists are not complete: absence from them means nothing.
     """

@@ -1,6 +1,7 @@
-"""Number the changes of what a backend shows, so that a caller can get those since a version.
+"""Version the nodes and attempts of a backend, so that a caller can ask for the changes since a version.
 
-Used by backends that know their whole state; one that is fed by a watch may use its own resource versions.
+Works like a watch by resourceVersion: a version that is too old is answered with a full list. Used by the backends that
+compute their whole state for each observation; one that is fed by a watch of its own needs none of this.
 """
 
 from __future__ import annotations
@@ -19,50 +20,52 @@ MAX_GONE = 10_000
 
 
 class Versions(Generic[K, V]):
-    """The state that was shown last, by key, each with the version in which it changed; and what is gone since."""
+    """The latest state by key, with the version of each item's last change, and the versions of removals."""
 
     def __init__(self) -> None:
         self.shown: dict[K, V] = {}
-        self._changed: OrderedDict[K, int] = OrderedDict()
-        self._gone: OrderedDict[K, int] = OrderedDict()
-        self._oldest = 0
-        """Things that were gone by this version are forgotten."""
+        self._changed_in: OrderedDict[K, int] = OrderedDict()
+        self._removed_in: OrderedDict[K, int] = OrderedDict()
+        self._compacted = 0
+        """Removals up to this version are forgotten."""
 
-    def show(self, now: Mapping[K, V], version: int) -> bool:
-        """Take the present state as `version`, where it differs from the last one; return whether it does."""
-        known = self.shown
-        other = [(key, value) for key, value in now.items() if known.get(key) is not value]
-        changed = [(key, value) for key, value in other if key not in known or known[key] != value]
-        gone = [key for key in self.shown if key not in now] if len(now) < len(self.shown) + len(changed) else []
+    def show(self, state: Mapping[K, V], version: int) -> bool:
+        """Replace the latest state, and record its differences under `version`; return whether there are any."""
+        current = self.shown
+        other_objects = [(key, value) for key, value in state.items() if current.get(key) is not value]
+        changed = [(key, value) for key, value in other_objects if key not in current or current[key] != value]
+        complete = len(state) >= len(current) + len(changed)  # every change is an addition, and no key is missing
+        removed = [] if complete else [key for key in current if key not in state]
         for key, value in changed:
-            self.shown[key] = value
-            self._changed[key] = version
-            self._changed.move_to_end(key)
-            self._gone.pop(key, None)
-        for key in gone:
-            del self.shown[key], self._changed[key]
-            self._gone[key] = version
-            if len(self._gone) > MAX_GONE:
-                _, self._oldest = self._gone.popitem(last=False)
-        return bool(changed or gone)
+            current[key] = value
+            self._changed_in[key] = version
+            self._changed_in.move_to_end(key)
+            self._removed_in.pop(key, None)
+        for key in removed:
+            del current[key], self._changed_in[key]
+            self._removed_in[key] = version
+            if len(self._removed_in) > MAX_GONE:
+                _, self._compacted = self._removed_in.popitem(last=False)
+        return bool(changed or removed)
 
     def since(self, version: int) -> tuple[list[V], list[K]] | None:
-        """Return what changed after a version, and what is gone; None where that is not known any more."""
-        if version < self._oldest:
+        """Return the items that changed after a version and the keys removed since; None if the version is too old."""
+        if version < self._compacted:
             return None
-        changed = [self.shown[key] for key in _after(self._changed, version)]
-        return changed[::-1], list(_after(self._gone, version))
+        changed = [self.shown[key] for key in _newer_than(version, self._changed_in)]
+        return changed[::-1], list(_newer_than(version, self._removed_in))
 
 
-def _after(stamps: OrderedDict[K, int], version: int) -> Iterator[K]:
-    for key in reversed(stamps):
-        if stamps[key] <= version:
+def _newer_than(version: int, versions: OrderedDict[K, int]) -> Iterator[K]:
+    """Yield the keys with a later version, newest first; `versions` is in ascending order of its values."""
+    for key in reversed(versions):
+        if versions[key] <= version:
             return
         yield key
 
 
 class Changes:
-    """The versions of a backend's nodes and attempts together. Not thread-safe."""
+    """Makes the observations of a backend: nodes and attempts with a common version. Not thread-safe."""
 
     def __init__(self) -> None:
         self._version = 1
@@ -77,17 +80,17 @@ class Changes:
         *,
         synced: bool = True,
     ) -> Observation:
-        """Return the present state: what changed after the version `since`, or everything."""
+        """Return the changes after version `since`; everything if it is None or too old, or while not synced."""
         changed = self._nodes.show(nodes, self._version + 1)
         changed |= self._attempts.show(attempts, self._version + 1)
         self._version += changed
         if since is not None and 0 < since <= self._version and synced:
             node_changes, attempt_changes = self._nodes.since(since), self._attempts.since(since)
             if node_changes is not None and attempt_changes is not None:
-                (new_nodes, gone_nodes), (new_attempts, gone_attempts) = node_changes, attempt_changes
+                (changed_nodes, gone_nodes), (changed_attempts, gone_attempts) = node_changes, attempt_changes
                 return Observation(
-                    tuple(new_nodes),
-                    tuple(new_attempts),
+                    tuple(changed_nodes),
+                    tuple(changed_attempts),
                     self._version,
                     whole=False,
                     gone_nodes=tuple(gone_nodes),

@@ -1,4 +1,8 @@
-"""The tables of a snapshot file: those of a policy document, and what only the engine sees."""
+"""Define the tables of a snapshot file: those of a policy document, with the engine's state added.
+
+A field is read from the key of its name or alias; the types of `policy.quantities` check and scale it. `record` is the
+engine's dataclass that a table is converted to.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +48,16 @@ T = TypeVar("T")
 
 
 class FileSettings(SettingsTable):
-    """`settings`."""
+    """The table `settings`."""
 
     record = Settings
 
 
 class FilePool(PoolTable):
-    """An entry of `pools`; one without a `strategy` packs, as in files of earlier releases."""
+    """An entry of `pools`. The default `strategy` is always `pack`, as in files of earlier releases.
+
+    `booting`: nodes that are being added; `sessions`: whether they will take notebooks.
+    """
 
     record = Pool
 
@@ -59,12 +66,12 @@ class FilePool(PoolTable):
 
     @property
     def usual_strategy(self) -> Strategy:
-        """Return what an entry without a strategy has."""
+        """Return the strategy of an entry without one."""
         return "pack"
 
 
 class FileForeign(Table):
-    """What pods outside Makeway hold on a node."""
+    """The resources of a node that pods hold which Makeway does not manage."""
 
     gpus: Gpus = 0
     cpu: Cores = 0
@@ -74,7 +81,7 @@ class FileForeign(Table):
 
 
 class FileTerminating(Table):
-    """What an ended attempt still holds on a node."""
+    """The resources of a node that a terminating attempt still holds."""
 
     record = Terminating
 
@@ -111,13 +118,13 @@ class FileNode(Table):
     ready_at: Time | None = None
 
     def as_value(self, kind: type[T], **computed: Any) -> T:
-        """Return the node; what is foreign has its own fields there."""
+        """Return the node, with the fields of the table `foreign` as `foreign_…`."""
         foreign = {f"foreign_{key}": getattr(self.foreign, key) for key in FileForeign.model_fields}
         return super().as_value(kind, **foreign, **computed)
 
     @classmethod
     def of(cls, *values: object, **computed: Any) -> Self:
-        """Return the table of a node, its foreign use as a table of its own."""
+        """Return the table of a node, with the fields `foreign_…` as the table `foreign`."""
         foreign = {key: getattr(values[0], f"foreign_{key}") for key in FileForeign.model_fields}
         return super().of(*values, foreign=FileForeign.of(**foreign), **computed)
 
@@ -133,7 +140,7 @@ class FileProfile(ProfileTable):
 
 
 class FileTeamQuota(TeamQuotaTable):
-    """An entry of `policies`. `history` is its decayed over-quota use."""
+    """An entry of `policies`. `history` is the team's past over-quota use, decayed by its half-life."""
 
     record = TeamQuota
 
@@ -142,7 +149,7 @@ class FileTeamQuota(TeamQuotaTable):
 
 
 class FilePlaced(Table):
-    """A worker on a node."""
+    """The placement of one worker: its node and devices."""
 
     record = Placed
 
@@ -152,14 +159,14 @@ class FilePlaced(Table):
     milli: Gpus = Field(1000, alias="gpu_share")
 
 
-def _numbered(value: Any) -> Any:
-    """Return a placement in which workers without a number have their place in the list."""
+def _with_worker_numbers(value: Any) -> Any:
+    """Return a placement; a worker without a number gets its index in the list."""
     if not isinstance(value, list):
         return value
-    return [{"worker": Plain(at), **item} if isinstance(item, dict) else item for at, item in enumerate(value)]
+    return [{"worker": Plain(index), **item} if isinstance(item, dict) else item for index, item in enumerate(value)]
 
 
-Placement = Annotated[Many[FilePlaced], BeforeValidator(_numbered)]
+Placement = Annotated[Many[FilePlaced], BeforeValidator(_with_worker_numbers)]
 
 
 class FileWorkload(Table):

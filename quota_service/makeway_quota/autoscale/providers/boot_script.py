@@ -1,7 +1,7 @@
-"""Write the script with which a new machine of a cloud becomes one of Makeway: its user data.
+"""Render the first-boot script (user data) of a cloud machine, which joins it to Makeway.
 
-It downloads the agent from the service, runs it until the machine is not needed any more, and powers the machine off,
-which ends it. The only secret in it is the token of its first boot, which is worth nothing once the machine is ready.
+The script downloads the agent from the service, runs it until the machine is not needed any more, and powers the
+machine off, which terminates the instance. Its only secret is the join token, which is void once the machine is ready.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from string import Template
 from ..provider import JoinData
 
 MAX_BYTES = 16_384
-"""Of user data, at most"""
+"""The limit of AWS for user data; Makeway keeps to it everywhere"""
 
 SCRIPT = Template("""\
 #!/bin/sh
@@ -81,9 +81,11 @@ fi
 
 
 def boot_script(join: JoinData, machine: str, deployment: str, orphan_after: float, spot: str = "") -> str:
-    """Return the script, for one machine always the same. `spot`: where the agent looks for the provider's notices.
+    """Return the script; it is deterministic, as a repeated launch must have equal bytes.
 
-    With a folder as its argument it keeps all in there, and makes no unit of systemd.
+    `orphan_after`: seconds without the service (agent) or with a failing agent (script) after which the machine powers
+    off. `spot`: the provider whose metadata service the agent polls for spot interruption notices, "" for none. The
+    script takes a folder as an optional argument: it keeps all files there then, and installs no systemd unit.
     """
     options = ["--url", join.url, "--machine", machine, "--token-file", "join-token", "--state", "agent"]
     options += ["--orphan-after", str(int(orphan_after)), *(["--spot", spot] if spot else [])]
