@@ -173,10 +173,17 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
                 self.log.warning("The pod of %s is created again: %s", self._log_name, refusal)
                 await self.stop()
                 await asyncio.sleep(pause)
+                self._check_lease()
         try:
             return await self._try_start(began)
         except _RefusedForNow as refusal:
             raise self._not_started(f"The notebook could not be started. {refusal}") from refusal
+
+    def _check_lease(self) -> None:
+        """Raise Refused where the lease has ended meanwhile: its GPUs may be those of others."""
+        if self._ended:
+            why = self._ended[:1].upper() + self._ended[1:].rstrip(".")
+            raise self._not_started(f"The notebook could not be started. {why}.")
 
     async def _try_start(self, began: float) -> Any:
         """Create the pod once and wait until its server listens; `began` is when the start did (monotonic)."""

@@ -299,6 +299,18 @@ async def test_a_pod_that_its_node_refuses_again_and_again_is_given_up_with_the_
     refusing.cancel()
 
 
+async def test_a_pod_whose_lease_has_ended_is_not_created_again(
+    kube: KubeFake, quota: QuotaFake, starting: tuple[MakewayKubeSpawner, Any]
+) -> None:
+    spawner, start = starting
+    await quota.end(quota.live[0])
+    await until(lambda: spawner._ended)
+    place(kube)
+    kube.change_pod(POD, **NO_DEVICE)
+    assert await said_by(start) == "The notebook could not be started. Its lease has ended: The lease s1 is over."
+    assert kube.asked.count("POST pods/") == 1
+
+
 @pytest.mark.parametrize("reason", ["NodeAffinity", "NodeShutdown", "TopologyAffinityError"])
 async def test_a_pod_that_its_node_refuses_for_longer_is_told_at_once(
     kube: KubeFake, starting: tuple[MakewayKubeSpawner, Any], reason: str
