@@ -258,6 +258,7 @@ places = st.lists(
         texts,
         st.lists(st.integers(0, 99), max_size=3).map(tuple),
         st.lists(st.integers(0, 1000), max_size=3).map(tuple),
+        texts,
     ),
     max_size=3,
 ).map(tuple)

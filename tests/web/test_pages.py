@@ -179,14 +179,18 @@ async def test_a_job_page_shows_before_when_a_job_does_not_start(web: Portal) ->
     waits = await web.run.submit("ana", "waits", profile="gpu3")
     store = web.run.service.components.store
     await web.run.until(lambda: (row := store.workload(waits.id)) and row.reason_code, "the reason why it waits")
-    delayed = {"reason_code": "start_deferred", "reason_numbers": {"tries": 13}, "not_before": time.time() + 3600.0}
-    store.commit([Change(waits.id, delayed)], [], now=time.time())
-    shown = words(check(await (await web.browser("ana")).get(f"{PREFIX}jobs/{waits.id}")))
-    assert "Not before" in shown
-    protected = {"reason_code": "protected", "reason_numbers": {}, "not_before": time.time() + 3600.0}
-    store.commit([Change(waits.id, protected)], [], now=time.time())
-    shown = words(check(await (await web.browser("ana")).get(f"{PREFIX}jobs/{waits.id}")))
-    assert "Nothing makes way for it before" in shown
+    ana, later = await web.browser("ana"), time.time() + 3600.0
+
+    async def shows(text: str, code: str, **numbers: int) -> bool:
+        """Write the reason, which the next cycle of the service may replace, and look at the page."""
+        reason = {"reason_code": code, "reason_numbers": numbers, "not_before": later}
+        store.commit([Change(waits.id, reason)], [], now=time.time())
+        return text in words(check(await ana.get(f"{PREFIX}jobs/{waits.id}")))
+
+    await web.run.until(lambda: shows("Not before", "start_deferred", tries=13), "when it is tried again")
+    await web.run.until(
+        lambda: shows("Nothing makes way for it before", "protected"), "until when others are protected"
+    )
 
 
 @pytest.mark.covers("N12")
