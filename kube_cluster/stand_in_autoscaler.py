@@ -167,17 +167,22 @@ class StandInAutoscaler:
                 self.removed.append(name)
 
     def _say(self, pod: Object, reason: str, message: str) -> None:
-        metadata, now = pod["metadata"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        about = {"kind": "Pod", "apiVersion": "v1", "name": metadata["name"], "uid": metadata["uid"]}
-        event = {
-            "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
-            "involvedObject": about | {"namespace": metadata["namespace"]},
-            "reason": reason,
-            "message": message,
-            "type": "Normal",
-            "source": {"component": "cluster-autoscaler"},
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
-        }
-        self.api.create(f"/api/v1/namespaces/{metadata['namespace']}/events", event)
+        create_event(self.api, pod, reason, message, "cluster-autoscaler")
+
+
+def create_event(api: Api, pod: Object, reason: str, message: str, component: str) -> None:
+    """Create an event of a pod as an autoscaler of that name does."""
+    metadata, now = pod["metadata"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    about = {"kind": "Pod", "apiVersion": "v1", "name": metadata["name"], "uid": metadata["uid"]}
+    event = {
+        "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
+        "involvedObject": about | {"namespace": metadata["namespace"]},
+        "reason": reason,
+        "message": message,
+        "type": "Normal",
+        "source": {"component": component},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
+    api.create(f"/api/v1/namespaces/{metadata['namespace']}/events", event)

@@ -9,7 +9,6 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from pods import wait_until
 from kube_cluster.api import Object
 from kube_cluster.cluster import Cluster
 from kube_cluster.simulated import toleration
+from kube_cluster.stand_in_autoscaler import create_event
 
 pytestmark = [pytest.mark.kube, pytest.mark.slow]
 
@@ -61,24 +61,6 @@ def pending_pod(portal: Notebooks) -> Object:
     return pod
 
 
-def told(portal: Notebooks, pod: Object, reason: str, message: str, component: str) -> None:
-    """Have an autoscaler say this of a pod."""
-    metadata, now = pod["metadata"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    about = {"kind": "Pod", "apiVersion": "v1", "name": metadata["name"], "uid": metadata["uid"]}
-    event = {
-        "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
-        "involvedObject": about | {"namespace": metadata["namespace"]},
-        "reason": reason,
-        "message": message,
-        "type": "Normal",
-        "source": {"component": component},
-        "firstTimestamp": now,
-        "lastTimestamp": now,
-        "count": 1,
-    }
-    portal.api.create(f"/api/v1/namespaces/{metadata['namespace']}/events", event)
-
-
 def follow(portal: Notebooks) -> tuple[threading.Thread, list[dict[str, Any]]]:
     """Read what the pending page shows, until the start has ended."""
     events: list[dict[str, Any]] = []
@@ -99,7 +81,9 @@ def test_a_start_lasts_longer_than_its_time_out_while_a_node_is_coming(
 ) -> None:
     pod = pending_pod(portal)
     began = time.monotonic()
-    told(portal, pod, "TriggeredScaleUp", "pod triggered scale-up: [{late 0->1 (max: 1)}]", "cluster-autoscaler")
+    create_event(
+        portal.api, pod, "TriggeredScaleUp", "pod triggered scale-up: [{late 0->1 (max: 1)}]", "cluster-autoscaler"
+    )
     thread, events = follow(portal)
     while time.monotonic() - began < START + 2:
         assert portal.starting("ana"), "its time-out does not count while a node is coming"
@@ -125,7 +109,7 @@ def test_a_start_lasts_longer_than_its_time_out_while_a_node_is_coming(
 def test_a_node_that_does_not_come_ends_the_start_in_words(portal: Notebooks) -> None:
     pod = pending_pod(portal)
     began = time.monotonic()
-    told(portal, pod, "Nominated", "Pod should schedule on: nodeclaim/late-x1", "karpenter")
+    create_event(portal.api, pod, "Nominated", "Pod should schedule on: nodeclaim/late-x1", "karpenter")
     thread, events = follow(portal)
     wait_until(lambda: not portal.starting("ana"), "the start is over")
     assert NODE <= time.monotonic() - began <= START + NODE + 5
@@ -141,8 +125,8 @@ def test_a_node_that_does_not_come_ends_the_start_in_words(portal: Notebooks) ->
 def test_no_longer_than_its_time_out_lasts_a_start_for_which_no_node_comes(portal: Notebooks) -> None:
     pod = pending_pod(portal)
     began = time.monotonic()
-    told(
-        portal,
+    create_event(
+        portal.api,
         pod,
         "NotTriggerScaleUp",
         "pod didn't trigger scale-up: 1 max node group size reached",
