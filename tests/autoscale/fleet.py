@@ -100,7 +100,7 @@ class Fleet:
             work if demand else None,
             lists,
             reports,
-            boots=dict(self.boots),
+            boot_seconds=dict(self.boots),
             moved_at=self.moved_at,
         )
 

@@ -12,7 +12,7 @@ from makeway_quota.autoscale.machine import Machine
 from makeway_quota.autoscale.placement import releases
 from makeway_quota.autoscale.placement.releases import room_without
 from makeway_quota.autoscale.placement.rooms import MachineRoom
-from makeway_quota.autoscale.prospects import NotComing, WaitingDecision, outlook, prospects
+from makeway_quota.autoscale.prospects import NoLaunch, WaitingDecision, launch_what_if, prospects
 from makeway_quota.control.machines.cycle_demand import certain_end, cycle_demand
 from makeway_quota.control.machines.machine_offers import with_machines
 from makeway_quota.engine.plan import Demand, Offer
@@ -115,7 +115,7 @@ def test_work_that_waits_for_a_limit_has_another_reason_than_the_rest_of_its_sha
     made = fleet.cycle()
     decision = WaitingDecision(made.served or {}, made.unserved, made.refusals)
     told = prospects(fleet.deployment, fleet.rows, decision, made.money, fleet.boots, fleet.now)
-    causes = {name: [cause.code for cause in one.causes] for name, one in told.items() if isinstance(one, NotComing)}
+    causes = {name: [cause.code for cause in one.causes] for name, one in told.items() if isinstance(one, NoLaunch)}
     assert causes == {"first": ["soon_free"], "second": ["max_machines"], "third": ["max_machines"]}
     assert told["second"] is told["third"]
 
@@ -181,8 +181,8 @@ def test_the_owner_reads_why_no_machine_is_launched_and_when_there_is_room() -> 
     result = fleet.cycle()
     decision = WaitingDecision(result.served or {}, result.unserved, result.refusals)
     told = prospects(fleet.deployment, fleet.rows, decision, result.money, fleet.boots, fleet.now)["next"]
-    assert isinstance(told, NotComing)
-    assert told.until == fleet.now + 170
+    assert isinstance(told, NoLaunch)
+    assert told.retry_at == fleet.now + 170
     assert no_launch({"cause": told.causes[0].code, **told.causes[0].values}) == (
         "Jobs that reach their time limit make room before one of type g2 would be ready."
     )
@@ -192,8 +192,8 @@ def test_an_offer_says_that_room_is_free_before_a_machine_would_be_ready() -> No
     fleet = limited(170.0)
     seen = fleet.seen().demand
     assert isinstance(seen, MachineDemand)
-    told = outlook(fleet.deployment, fleet.store.read("cloud"), seen, fleet.boots, fleet.now)
-    assert isinstance(told, NotComing)
+    told = launch_what_if(fleet.deployment, fleet.store.read("cloud"), seen, fleet.boots, fleet.now)
+    assert isinstance(told, NoLaunch)
     offer = Offer("team", "g1", "wait", "no_free_gpus", (), demand=(Demand("next", ("gpu",), 1, 1000, 0, 0),))
     assert with_machines(offer, "gpu", [told], fleet.now).code == "wait"
 

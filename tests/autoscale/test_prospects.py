@@ -8,7 +8,7 @@ import pytest
 from autoscale.fleet import CLOUD, EURO, GPU_TYPE, START, Fleet, gpu_work
 from makeway_quota.autoscale.demand import PendingWork
 from makeway_quota.autoscale.deployment import Deployment
-from makeway_quota.autoscale.prospects import Coming, Prospect, WaitingDecision, prospects, usual_boots
+from makeway_quota.autoscale.prospects import MachinesStarting, Prospect, WaitingDecision, p90_boot_seconds, prospects
 from makeway_quota.autoscale.step import StepResult
 from makeway_quota.control.machines.machine_reasons import MachineReasons
 from makeway_quota.engine.index.pending import Pending, PendingGroup, PendingReason
@@ -101,7 +101,7 @@ def test_work_beyond_the_machines_is_told_that_none_is_coming_for_it() -> None:
     """The first three get a machine; the others are not told of those."""
     fleet = fleet_of(POOL, *(gpu_work(f"job-{number}") for number in range(1, 6)))
     result = told(fleet)
-    assert [isinstance(result[f"job-{number}"], Coming) for number in range(1, 6)] == [True] * 3 + [False] * 2
+    assert [isinstance(result[f"job-{number}"], MachinesStarting) for number in range(1, 6)] == [True] * 3 + [False] * 2
     waiting = words(result, "job-5")
     assert waiting.code == "no_machine"
     assert sentence(waiting.facts) == (
@@ -202,7 +202,7 @@ def test_a_plan_that_is_the_same_as_before_has_the_same_groups() -> None:
 
 
 def test_nine_of_ten_boots_end_within_the_usual_time() -> None:
-    assert usual_boots({"a": [10.0, 30.0, 20.0], "b": [], "c": list(range(1, 11))}) == {"a": 30.0, "c": 9}
+    assert p90_boot_seconds({"a": [10.0, 30.0, 20.0], "b": [], "c": list(range(1, 11))}) == {"a": 30.0, "c": 9}
 
 
 PATIENT = PendingReason(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.autoscale.demand import PendingWork
-from makeway_quota.autoscale.prospects import Coming
+from makeway_quota.autoscale.prospects import MachinesStarting
 from makeway_quota.control.machines.cycle_demand import CycleDemand
 from makeway_quota.store import open_store
 from service.test_machine_loop import World
@@ -143,7 +143,7 @@ async def test_a_gang_gets_its_machines_of_both_deployments(world: World) -> Non
     assert "ready" in world.states(), "it is for the gang that it is kept"
     told = [item["gang"] for _, item in world.loop.prospects or () if "gang" in item]
     assert told
-    assert all(isinstance(one, Coming) and (one.machines, one.ready) == (2, 1) for one in told)
+    assert all(isinstance(one, MachinesStarting) and (one.machines, one.ready) == (2, 1) for one in told)
 
 
 async def test_only_the_deployment_that_launches_says_that_a_machine_is_coming(world: World) -> None:
@@ -152,7 +152,7 @@ async def test_only_the_deployment_that_launches_says_that_a_machine_is_coming(w
     told = world.loop.prospects
     assert told is not None
     [prospect] = [item["job-1"] for _, item in told if "job-1" in item]
-    assert isinstance(prospect, Coming)
+    assert isinstance(prospect, MachinesStarting)
     assert prospect.count.deployment == "b-cheap"
 
 

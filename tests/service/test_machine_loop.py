@@ -25,7 +25,7 @@ from makeway_quota.control.machines.cycle_demand import CycleDemand
 from makeway_quota.control.machines.machine_loop import MachineLoop
 from makeway_quota.engine.restarts import Restarts
 from makeway_quota.quarantine import Quarantine
-from makeway_quota.services import machine_outlook
+from makeway_quota.services import machine_what_if
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.errors import NotLeading
 from makeway_quota.store.records import NewWorkload
@@ -720,20 +720,20 @@ async def test_reports_of_machines_change_no_offer_and_another_machine_does(
     async def call(function: Any, *args: Any) -> Any:
         return function(*args)
 
-    monkeypatch.setattr(machine_outlook, "FRESH", 0.0)
+    monkeypatch.setattr(machine_what_if, "FRESH", 0.0)
     settings = SimpleNamespace(backends=("local", "machines"))
     context: Any = SimpleNamespace(settings=settings, store=world.store, call=call)
-    outlook = machine_outlook.MachineOutlook(context)
+    what_if = machine_what_if.MachineWhatIf(context)
     world.deploy()
     [machine] = await world.grown("job-1")
-    before = await outlook.read()
+    before = await what_if.read()
     assert [row.state for row in before["cloud"].rows.machines] == ["ready"]
     world.needs(busy=(machine.id,))
     world.report(machine, attempts=1)
     await world.turn(10)
     [after] = world.rows
     assert (after.heard_at, after.version) != (machine.heard_at, machine.version)
-    assert await outlook.read() is before
+    assert await what_if.read() is before
     world.needs("job-2", busy=(machine.id,))
     await world.turn()
-    assert len((await outlook.read())["cloud"].rows.machines) == 2
+    assert len((await what_if.read())["cloud"].rows.machines) == 2

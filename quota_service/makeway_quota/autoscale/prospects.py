@@ -1,8 +1,8 @@
 """Report for each pending workload which machines are starting for it, or why none is launched. Pure.
 
 Computed from the last sizing decision and the present rows of machines. Where a machine of the decision has failed
-since, its workload is left out until the next decision. `outlook` reports the same for a workload that is not
-submitted. A *prospect* is the report for one workload; `boots` is the usual boot time of each machine type.
+since, its workload is left out until the next decision. `launch_what_if` reports the same for a workload that is not
+submitted. A *prospect* is the report for one workload; `boot_seconds` is the usual boot time of each machine type.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class MachineCount(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
+class MachinesStarting:
     """The machines that were launched for a workload: `booting` have an instance, `ready` ones take work now.
 
-    `price`: the hourly price of all of them, None if one is unknown. `at`: when they are probably ready, None if
-    that is unknown or past; `late`: whether it is past.
+    `price`: the hourly price of all of them, None if one is unknown. `ready_at`: when they are probably ready, None if
+    that is unknown or past; `overdue`: whether it is past.
     """
 
     count: MachineCount
@@ -54,8 +54,8 @@ class Coming:
     ready: int
     price: int | None
     currency: str
-    at: float | None = None
-    late: bool = False
+    ready_at: float | None = None
+    overdue: bool = False
 
 
 class Cause(NamedTuple):
@@ -66,15 +66,15 @@ class Cause(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class NotComing:
-    """No machine is launched for a workload. `until`: when a launch is tried again, None if that is unknown."""
+class NoLaunch:
+    """No machine is launched for a workload. `retry_at`: when a launch is tried again, None if that is unknown."""
 
     count: MachineCount
     causes: tuple[Cause, ...]
-    until: float | None = None
+    retry_at: float | None = None
 
 
-Prospect = Coming | NotComing
+Prospect = MachinesStarting | NoLaunch
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +93,11 @@ class WouldLaunch:
     seconds: float | None
 
 
-def outlook(
+def launch_what_if(
     deployment: Deployment,
     rows: MachineRows,
     demand: MachineDemand,
-    boots: Mapping[str, float],
+    boot_seconds: Mapping[str, float],
     now: float,
     *,
     deleting: bool = False,
@@ -105,12 +105,12 @@ def outlook(
 ) -> Prospect | WouldLaunch | None:
     """Return the prospect that the last workload of the demand would have after a step now; nothing is launched.
 
-    None if no machine type suits it, or only other deployments would serve it. `boots`: as for `prospects`.
+    None if no machine type suits it, or only other deployments would serve it. `boot_seconds`: as for `prospects`.
     """
     workload = demand.pending[-1]
     effective = replace(deployment, paused=True) if deleting else deployment
     money = count_money(deployment, rows.machines, rows.closed_spend, now)
-    sizing = size(effective, rows.machines, demand, rows.backoffs, money, now, boots, others)
+    sizing = size(effective, rows.machines, demand, rows.backoffs, money, now, boot_seconds, others)
     shared = tuple(row for other in others for row in other.machines)
     serving = sizing.served.get(workload.workload, ())  # ids of machines, and indices of launches
     existing = tuple(machine for machine in serving if isinstance(machine, str))
@@ -118,13 +118,15 @@ def outlook(
     if not launches:
         served = {workload.workload: existing} if existing else {}
         decision = WaitingDecision(served, sizing.unserved, sizing.refusals)
-        result = prospects(deployment, rows.machines, decision, money, boots, now, deleting=deleting, shared=shared)
+        result = prospects(
+            deployment, rows.machines, decision, money, boot_seconds, now, deleting=deleting, shared=shared
+        )
         return result.get(workload.workload)
     live = {row.id: row for row in rows.machines if not row.finished}
     all_machines = {row.id: row for row in shared} | live
     machine_prices = [*(launch.price for launch in launches), *(all_machines[id].price for id in existing)]
     prices = [price for price in machine_prices if price is not None]
-    durations = [boots[launch.type] for launch in launches if launch.type in boots]
+    durations = [boot_seconds[launch.type] for launch in launches if launch.type in boot_seconds]
     return WouldLaunch(
         _MachineCounts(deployment, live).of(workload.pools),
         tuple(launch.type for launch in launches),
@@ -140,13 +142,13 @@ def prospects(
     machines: Iterable[Machine],
     decision: WaitingDecision,
     money: Money | None,
-    boots: Mapping[str, float],
+    boot_seconds: Mapping[str, float],
     now: float,
     *,
     deleting: bool = False,
     shared: Iterable[Machine] = (),
 ) -> dict[str, Prospect]:
-    """Return the prospect of each pending workload, by id. `boots`: by machine type, where that is known.
+    """Return the prospect of each pending workload, by id. `boot_seconds`: by machine type, where that is known.
 
     `shared`: machines of other deployments that the decision counted. Left out are workloads that only such machines
     serve (the other deployment reports their prospect), and those that no machine type suits. Unserved workloads of one
@@ -160,7 +162,7 @@ def prospects(
         serving = [all_machines[name] for name in names if name in all_machines]
         has_own_machine = any(name in rows for name in names)
         if has_own_machine and len(serving) == len(names) and all(map(_can_still_serve, serving)):
-            result[id] = _machines_starting(serving, deployment, counts, boots, now)
+            result[id] = _machines_starting(serving, deployment, counts, boot_seconds, now)
     refusals: dict[str, list[LaunchRefusal]] = {}
     for refusal in decision.refusals:
         refusals.setdefault(refusal.workload, []).append(refusal)
@@ -190,9 +192,9 @@ def same_prospects(before: Mapping[str, Prospect], after: Mapping[str, Prospect]
     return True
 
 
-def usual_boots(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+def p90_boot_seconds(measured: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Return the 90th percentile of the measured boot times, by machine type."""
-    return {name: sorted(times)[(9 * len(times) - 1) // 10] for name, times in seconds.items() if times}
+    return {name: sorted(times)[(9 * len(times) - 1) // 10] for name, times in measured.items() if times}
 
 
 def _can_still_serve(machine: Machine) -> bool:
@@ -225,16 +227,16 @@ def _machines_starting(
     machines: Sequence[Machine],
     deployment: Deployment,
     counts: _MachineCounts,
-    boots: Mapping[str, float],
+    boot_seconds: Mapping[str, float],
     now: float,
-) -> Coming:
+) -> MachinesStarting:
     prices = [row.price for row in machines if row.price is not None]
     starting = [row for row in machines if row.starting]
     own = [row for row in starting if row.deployment == deployment.name]
-    boot_ends = [row.requested_at + boots[row.type] for row in own if row.type in boots]
+    boot_ends = [row.requested_at + boot_seconds[row.type] for row in own if row.type in boot_seconds]
     ready_at = max(boot_ends) if boot_ends and len(boot_ends) == len(starting) else None
     overdue = ready_at is not None and ready_at <= now
-    return Coming(
+    return MachinesStarting(
         counts.of(tuple(dict.fromkeys(row.pool for row in machines))),
         len(machines),
         sum(row.state in ("booting", "joining") for row in machines),
@@ -248,16 +250,16 @@ def _machines_starting(
 
 def _no_launch(
     work: PendingWork, refusals: Iterable[LaunchRefusal], counts: _MachineCounts, causes: _Causes
-) -> NotComing | None:
+) -> NoLaunch | None:
     types = [machine_type for machine_type in causes.deployment.types if machine_type.pool in work.pools]
     if not types:
         return None
     if not any(fits_on(machine_type, work) for machine_type in types):
-        return NotComing(counts.of(work.pools), (causes.too_small(types),))
+        return NoLaunch(counts.of(work.pools), (causes.too_small(types),))
     by_type = {(refusal.type, refusal.code): refusal for refusal in refusals if refusal.code != "too_small"}
     retries = [refusal.until for refusal in refusals if refusal.until is not None]
     result = (causes.of(refusal, work) for refusal in by_type.values())
-    return NotComing(counts.of(work.pools), tuple(_without_duplicates(result)), min(retries, default=None))
+    return NoLaunch(counts.of(work.pools), tuple(_without_duplicates(result)), min(retries, default=None))
 
 
 def _without_duplicates(causes: Iterable[Cause]) -> list[Cause]:

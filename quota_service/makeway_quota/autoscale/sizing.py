@@ -240,12 +240,12 @@ def size(
     backoffs: Sequence[LaunchBackoff],
     money: Money,
     now: float,
-    boots: Mapping[str, float] | None = None,
+    boot_seconds: Mapping[str, float] | None = None,
     others: Sequence[OtherDeployment] = (),
 ) -> Sizing:
     """Return the launches of a cycle. `money` is the money of the machines, by `budget.count_money`.
 
-    `boots`: how long a boot takes, by type, where known: without, no launch is held for room that will be free.
+    `boot_seconds`: how long a boot takes, by type, where known: without, no launch is held for room that will be free.
     `others`: the deployments that launch for the same pools.
     """
     rows = [machine for machine in machines if not machine.finished]
@@ -258,7 +258,7 @@ def size(
     coming = sorted((one for one in known if _has_room(one.machine, demand)), key=_Known.order)
     rooms = Rooms(one.room(deployment, demand) for one in coming)
     releases = Releases(
-        [(one.machine, one.type) for one in known], demand, _boots(deployment, others, boots or {}), now
+        [(one.machine, one.type) for one in known], demand, _boots(deployment, others, boot_seconds or {}), now
     )
     ready = [one for one in known if one.machine.accepts_work and _idle(one.machine, demand)]
     idle = Rooms(one.whole(deployment) for one in sorted(ready, key=_Known.order))
@@ -300,11 +300,13 @@ class _Known(NamedTuple):
 
 
 def _boots(
-    deployment: Deployment, others: Iterable[OtherDeployment], boots: Mapping[str, float]
+    deployment: Deployment, others: Iterable[OtherDeployment], boot_seconds: Mapping[str, float]
 ) -> Mapping[str, float]:
     """Return how long a boot takes, by type; where that is not known yet, as long as elsewhere in the same pools."""
-    usual = max((seconds for one in others for seconds in one.boots.values()), default=None)
-    return boots if usual is None else {machine_type.name: usual for machine_type in deployment.types} | dict(boots)
+    usual = max((seconds for one in others for seconds in one.boot_seconds.values()), default=None)
+    if usual is None:
+        return boot_seconds
+    return {machine_type.name: usual for machine_type in deployment.types} | dict(boot_seconds)
 
 
 def _served(sizer: _Sizer) -> dict[str, tuple[str | int, ...]]:

@@ -89,9 +89,9 @@ class StepInput:
 
     `observing_since`: since when this leader has received reports and known the demand. `clock_step`: by how many
     seconds the clock was set forward since the last step that was committed; rows are moved with it. `reports`: events
-    by machine. `in_flight`: machines whose launch is under way, and instances whose end is. `boots`: how long a boot
-    takes, by type, where known. `moved_at`: when a machine was emptied last, or since when its leader can know; None:
-    no job is moved. `others`: the deployments that launch for the same pools.
+    by machine. `in_flight`: machines whose launch is under way, and instances whose end is. `boot_seconds`: usual
+    boot times by type, where known. `moved_at`: when a machine was emptied last, or since when its leader can know;
+    None: no job is moved. `others`: the deployments that launch for the same pools.
     """
 
     now: float
@@ -101,7 +101,7 @@ class StepInput:
     reports: tuple[tuple[str, MachineEvent], ...] = ()
     in_flight: frozenset[str] = frozenset()
     clock_step: float = 0.0
-    boots: Mapping[str, float] = field(default_factory=dict)
+    boot_seconds: Mapping[str, float] = field(default_factory=dict)
     moved_at: float | None = None
     others: tuple[OtherDeployment, ...] = ()
 
@@ -306,7 +306,14 @@ def step(
     emptied: Machine | None = None
     if seen.demand is not None:
         sizing = size(
-            deployment, work.machines.values(), seen.demand, work.backoffs, money, seen.now, seen.boots, seen.others
+            deployment,
+            work.machines.values(),
+            seen.demand,
+            work.backoffs,
+            money,
+            seen.now,
+            seen.boot_seconds,
+            seen.others,
         )
         unserved, refusals = sizing.unserved, sizing.refusals
         moment = StepTime(seen.now, seen.observing_since)

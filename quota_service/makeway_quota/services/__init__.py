@@ -27,7 +27,7 @@ from .jobs.submissions import SubmissionService
 from .log.audit import AuditService
 from .log.event_feed import EventFeed
 from .log.growth import GrowthService
-from .machine_outlook import MachineOutlook
+from .machine_what_if import MachineWhatIf
 from .machines.credentials import CredentialService
 from .machines.deployments import DeploymentService
 from .machines.machines import MachineService
@@ -68,7 +68,7 @@ class Services:
         """Construct the services of a process; `wake` and `wake_at_once` request a cycle of the loop."""
         context = Context.of(parts, wake, wake_at_once)
         feed = EventFeed(parts.store, context.call)
-        machines = MachineOutlook(context, dict if parts.machines is None else parts.machines.cluster_machines)
+        machines = MachineWhatIf(context, dict if parts.machines is None else parts.machines.cluster_machines)
         access, offers = JobAccess(context), OfferService(context, machines)
         credentials = CredentialService(context)
         return cls(

@@ -19,7 +19,7 @@ from ..wording import outcomes
 from .caller import Caller
 from .context import Context
 from .eligibility import title_of
-from .machine_outlook import MachineOutlook
+from .machine_what_if import MachineWhatIf
 from .projection import Projection, projection
 from .refusals import busy, invalid_document, refuse, wire_issues
 from .times import at
@@ -31,7 +31,7 @@ MAX_PREVIEWS = 4
 class PolicyService:
     """The policy document and its versions. Leads of some teams see the policies of these teams only."""
 
-    def __init__(self, context: Context, machines: MachineOutlook) -> None:
+    def __init__(self, context: Context, machines: MachineWhatIf) -> None:
         self._context, self._machines = context, machines
         self._previews: set[str] = set()
         """The callers whose preview is under way or waits"""

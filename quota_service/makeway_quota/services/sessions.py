@@ -20,14 +20,14 @@ from .caller import Caller
 from .context import Context
 from .eligibility import check_queue, find_image, find_profile, title_of
 from .idempotency import key_of
-from .machine_outlook import MachineOutlook
+from .machine_what_if import MachineWhatIf
 from .refusals import refuse
 
 
 class SessionService:
     """Sessions are requested by the Hub's spawner and seen by their owners."""
 
-    def __init__(self, context: Context, machines: MachineOutlook) -> None:
+    def __init__(self, context: Context, machines: MachineWhatIf) -> None:
         self._context = context
         self._machines = machines
 

@@ -97,7 +97,7 @@ class SimulatedDeployment:
         lists = (self._provider.list(self.deployment.name, now),)
         beside = tuple(one.counted() for one in others)
         seen = StepInput(
-            now, self._listening, work, lists, reports, boots=self._boots, moved_at=self._moved_at, others=beside
+            now, self._listening, work, lists, reports, boot_seconds=self._boots, moved_at=self._moved_at, others=beside
         )
         result = cycle(self.store, self._provider, self.deployment, seen, self._leader)
         if result.drained_for_move is not None:

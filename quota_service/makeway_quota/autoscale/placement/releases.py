@@ -84,15 +84,15 @@ class Releases:
         self,
         machines: Iterable[tuple[Machine, MachineType]],
         demand: MachineDemand,
-        boots: Mapping[str, float],
+        boot_seconds: Mapping[str, float],
         now: float,
     ) -> None:
-        self._boots, self._submitted, self._now = boots, demand.submitted, now
+        self._boots, self._submitted, self._now = boot_seconds, demand.submitted, now
         self._machines: list[_Releasing] = []
         self._ends: list[float] = []
         self._missed: dict[Hashable, int] = {}
         """The ends up to which so many workers of a shape found no room, as long as no other work takes some"""
-        latest = now + max(boots.values(), default=0.0)
+        latest = now + max(boot_seconds.values(), default=0.0)
         ends: dict[str, list[float]] = {}
         for one in demand.placed:  # what is overdue proves nothing any more
             if one.ends_at is not None and now < one.ends_at <= latest and one.machine not in demand.nominated:

@@ -16,11 +16,11 @@ from ..machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class OtherDeployment:
-    """A deployment that launches for a pool of the one that is sized. `boots`: how long a boot takes, by type."""
+    """A deployment that launches for a pool of the one that is sized. `boot_seconds`: usual boot times by type."""
 
     deployment: Deployment
     machines: tuple[Machine, ...]
-    boots: Mapping[str, float] = field(default_factory=dict)
+    boot_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def counted(self, demand: MachineDemand, now: float) -> Iterator[tuple[Machine, MachineType]]:
         """Yield the machines that may have room for what waits, or get some, with their types."""

@@ -23,7 +23,7 @@ from ...autoscale.deployment import Deployment
 from ...autoscale.instances import Instance, InstanceList
 from ...autoscale.machine import Machine, MachineEvent
 from ...autoscale.placement.shared_pools import OtherDeployment
-from ...autoscale.prospects import Prospect, WaitingDecision, prospects, same_prospects, usual_boots
+from ...autoscale.prospects import Prospect, WaitingDecision, p90_boot_seconds, prospects, same_prospects
 from ...autoscale.provider import JoinData, Provider, ProviderError
 from ...autoscale.sizing import LaunchRefusal
 from ...autoscale.step import (
@@ -336,7 +336,7 @@ class DeploymentDriver:
         for machine in self._newest_boots:
             if machine.ready_at is not None:
                 took.setdefault(machine.type, []).append(machine.ready_at - machine.requested_at)
-        return usual_boots(took)
+        return p90_boot_seconds(took)
 
     def _note(self, result: StepResult) -> None:
         self.status = DeploymentStatus(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...autoscale.budget import UNIT
-from ...autoscale.prospects import Coming, NotComing, Prospect, WouldLaunch
+from ...autoscale.prospects import MachinesStarting, NoLaunch, Prospect, WouldLaunch
 from ...engine.plan import Fact, Number, Offer
 from .machine_reasons import COMES, NONE_COMES, OWN_END, about, is_in_time, kept, launch_facts
 
@@ -21,40 +21,40 @@ def with_machines(offer: Offer, pool: str, prospects: Sequence[Prospect | WouldL
     Of equal ones the first in the order of `prospects` counts. What is not known of a machine comes last.
     """
     offer = replace(offer, demand=())
-    launches = [one for one in prospects if isinstance(one, WouldLaunch | Coming)]
+    launches = [one for one in prospects if isinstance(one, WouldLaunch | MachinesStarting)]
     if launches:
         return _with_machine(offer, min(launches, key=lambda one: _rank(one, now)), now)
-    none = next((one for one in prospects if isinstance(one, NotComing)), None)
+    none = next((one for one in prospects if isinstance(one, NoLaunch)), None)
     if none is None:
         facts: tuple[Fact, ...] = (Fact("no_deployment_offered", {"pool": pool}),)
         return _without(offer, facts, {"pool": pool})
     values = _counts(none)
     facts = launch_facts(none.causes, values, offered=True)
-    if none.until is not None and none.until > now:
-        facts = (*facts, Fact("next_launch", {"seconds": about(none.until - now)}))
+    if none.retry_at is not None and none.retry_at > now:
+        facts = (*facts, Fact("next_launch", {"seconds": about(none.retry_at - now)}))
     return _without(offer, facts, {**values, "causes": tuple(dict.fromkeys(cause.code for cause in none.causes))})
 
 
-def _seconds(one: WouldLaunch | Coming, now: float) -> float | None:
+def _seconds(one: WouldLaunch | MachinesStarting, now: float) -> float | None:
     """Return in how many seconds the machines are probably ready, None where that is not known."""
     if isinstance(one, WouldLaunch):
         return one.seconds
-    return None if one.at is None else one.at - now
+    return None if one.ready_at is None else one.ready_at - now
 
 
-def _rank(one: WouldLaunch | Coming, now: float) -> tuple[float, float]:
+def _rank(one: WouldLaunch | MachinesStarting, now: float) -> tuple[float, float]:
     seconds = _seconds(one, now)
     return math.inf if seconds is None else seconds, math.inf if one.price is None else one.price
 
 
-def _with_machine(offer: Offer, one: WouldLaunch | Coming, now: float) -> Offer:
+def _with_machine(offer: Offer, one: WouldLaunch | MachinesStarting, now: float) -> Offer:
     values, seconds = _counts(one), _seconds(one, now)
     if isinstance(one, WouldLaunch):
         code = "machine_offered"
         values |= {"types": one.types, "existing": one.existing, "machines": len(one.types) + one.existing}
     else:
         code = "machine_on_its_way"
-        values |= {"machines": one.machines, "booting": one.booting, "ready": one.ready, "late": one.late}
+        values |= {"machines": one.machines, "booting": one.booting, "ready": one.ready, "late": one.overdue}
     if seconds is not None:
         values["seconds"] = about(seconds)
     if one.price is not None:

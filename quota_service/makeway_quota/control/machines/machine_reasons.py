@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ...autoscale.budget import UNIT
-from ...autoscale.prospects import Cause, Coming, NotComing, Prospect
+from ...autoscale.prospects import Cause, MachinesStarting, NoLaunch, Prospect
 from ...engine.index.pending import Pending, PendingGroup, PendingReason
 from ...engine.plan import Code, Fact, Facts, Number, Numbers, Plan, Waiting
 from ...engine.snapshot import Workload
@@ -80,15 +80,15 @@ class _Expected:
         best: Prospect | None = None
         for _, prospects in self._deployments:
             prospect = prospects.get(id)
-            if isinstance(prospect, Coming):
-                return _coming(prospect)
+            if isinstance(prospect, MachinesStarting):
+                return _starting(prospect)
             best = best or prospect
-        return self._not_coming(best) if isinstance(best, NotComing) else self._without(pools)
+        return self._no_launch(best) if isinstance(best, NoLaunch) else self._without(pools)
 
-    def _not_coming(self, prospect: NotComing) -> PendingReason:
+    def _no_launch(self, prospect: NoLaunch) -> PendingReason:
         key = builtins.id(prospect)
         if key not in self._reasons:
-            self._reasons[key] = _not_coming(prospect)
+            self._reasons[key] = _no_launch(prospect)
         return self._reasons[key]
 
     def _without(self, pools: tuple[str, ...]) -> PendingReason:
@@ -191,7 +191,7 @@ def kept(facts: Facts) -> Facts:
     return () if none else facts
 
 
-def _coming(one: Coming) -> PendingReason:
+def _starting(one: MachinesStarting) -> PendingReason:
     values: dict[str, Number] = {
         "deployment": one.count.deployment,
         "machines": one.machines,
@@ -199,14 +199,14 @@ def _coming(one: Coming) -> PendingReason:
         "ready": one.ready,
         "all_machines": one.count.machines,
         "limit": one.count.limit,
-        "late": one.late,
+        "late": one.overdue,
     }
     if one.price is not None:
         values |= {"price": one.price / UNIT, "currency": one.currency}
-    return PendingReason(COMES, RULE, (Fact("machine_coming", values),), values, one.at)
+    return PendingReason(COMES, RULE, (Fact("machine_coming", values),), values, one.ready_at)
 
 
-def _not_coming(one: NotComing) -> PendingReason:
+def _no_launch(one: NoLaunch) -> PendingReason:
     counts: dict[str, Number] = {
         "deployment": one.count.deployment,
         "all_machines": one.count.machines,
@@ -214,7 +214,7 @@ def _not_coming(one: NotComing) -> PendingReason:
     }
     facts = launch_facts(one.causes, counts)
     causes = tuple(dict.fromkeys(cause.code for cause in one.causes))
-    return PendingReason(NONE_COMES, RULE, facts, counts | {"causes": causes}, one.until)
+    return PendingReason(NONE_COMES, RULE, facts, counts | {"causes": causes}, one.retry_at)
 
 
 def launch_facts(causes: Iterable[Cause], counts: Numbers, *, offered: bool = False) -> Facts:

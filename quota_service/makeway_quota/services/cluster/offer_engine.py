@@ -24,7 +24,7 @@ from ...engine.snapshot import Kind, Snapshot
 from ...engine.what_if import WhatIf
 from ...policy import Document
 from ..context import Context
-from ..machine_outlook import Known, MachineOutlook
+from ..machine_what_if import Known, MachineWhatIf
 from ..refusals import busy
 
 SHARE = 0.15
@@ -108,10 +108,10 @@ class OfferEngine:
         self,
         context: Context,
         clock: Callable[[], float] = time.monotonic,
-        machines: MachineOutlook | None = None,
+        machines: MachineWhatIf | None = None,
     ) -> None:
         self._context = context
-        self._machines = machines or MachineOutlook(context)
+        self._machines = machines or MachineWhatIf(context)
         self._clock = clock
         self._budget = Budget(SHARE, BURST, clock)
         self._known: dict[Question, Answer] = {}

@@ -14,7 +14,7 @@ from ...wording import outcomes, sentence
 from ..caller import Caller
 from ..context import Context
 from ..eligibility import title_of
-from ..machine_outlook import MachineOutlook
+from ..machine_what_if import MachineWhatIf
 from ..times import at
 from ..views import gpu
 from .inventory import profile_model, usable
@@ -27,7 +27,7 @@ OFFER_CODES = {"wait": "waits"}
 class OfferService:
     """Offers for every profile and team of a user (N03)."""
 
-    def __init__(self, context: Context, machines: MachineOutlook) -> None:
+    def __init__(self, context: Context, machines: MachineWhatIf) -> None:
         self._context = context
         self._machines = machines
         self._engine = OfferEngine(context, machines=machines)

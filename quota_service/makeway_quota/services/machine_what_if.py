@@ -17,7 +17,7 @@ from ..autoscale.deployment import Deployment
 from ..autoscale.document import read_deployment
 from ..autoscale.machine import Machine
 from ..autoscale.placement.shared_pools import OtherDeployment
-from ..autoscale.prospects import Prospect, WouldLaunch, outlook, usual_boots
+from ..autoscale.prospects import Prospect, WouldLaunch, launch_what_if, p90_boot_seconds
 from ..autoscale.step import MachineRows
 from ..backends.base import NodeStatus
 from ..backends.machines.machine_source import BACKEND
@@ -47,12 +47,12 @@ UNSTEADY: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class KnownDeployment:
-    """A deployment with its machines; `boots`: how long a boot takes, by type, where known."""
+    """A deployment with its machines; `boot_seconds`: how long a boot takes, by type, where known."""
 
     deployment: Deployment
     deleting: bool
     rows: MachineRows
-    boots: Mapping[str, float]
+    boot_seconds: Mapping[str, float]
 
     def serves(self, pools: Iterable[str]) -> bool:
         """Whether it launches machines for one of some pools."""
@@ -63,7 +63,7 @@ Known = Mapping[str, KnownDeployment]
 """The deployments by name, in that order"""
 
 
-class MachineOutlook:
+class MachineWhatIf:
     """The deployments and their machines as they were read last, for the event loop."""
 
     def __init__(self, context: Context, cluster_machines: Callable[[], Mapping[str, str]] = dict) -> None:
@@ -126,9 +126,9 @@ class MachineOutlook:
                     continue  # nothing is launched by it; the loop quarantines it
                 deployment = replace(read, revision=stored.version)
             self._documents[stored.name] = deployment
-            boots = _boots(store.machines.machines(stored.name, limit=BOOTS))
+            boot_seconds = _boots(store.machines.machines(stored.name, limit=BOOTS))
             rows = store.machines.read(stored.name)
-            result[stored.name] = KnownDeployment(deployment, stored.deleting, rows, boots)
+            result[stored.name] = KnownDeployment(deployment, stored.deleting, rows, boot_seconds)
         return self._known if _compared(result) == _compared(self._known) else result
 
 
@@ -145,11 +145,11 @@ def _steady(machine: Machine) -> Machine:
 
 
 def _boots(machines: Iterable[Machine]) -> Mapping[str, float]:
-    took: dict[str, list[float]] = {}
+    durations: dict[str, list[float]] = {}
     for machine in machines:
         if machine.ready_at is not None:
-            took.setdefault(machine.type, []).append(machine.ready_at - machine.requested_at)
-    return usual_boots(took)
+            durations.setdefault(machine.type, []).append(machine.ready_at - machine.requested_at)
+    return p90_boot_seconds(durations)
 
 
 def _prospects(
@@ -158,14 +158,16 @@ def _prospects(
     """Return what the deployments would do for the request, up to the first one that would launch for it."""
     result: list[Prospect | WouldLaunch | None] = []
     for one in able:
-        beside = [
-            OtherDeployment(other.deployment, other.rows.machines, other.boots)
+        others = [
+            OtherDeployment(other.deployment, other.rows.machines, other.boot_seconds)
             for other in serving
             if other is not one and not other.deleting
         ]
-        told = outlook(one.deployment, one.rows, demand, one.boots, now, deleting=one.deleting, others=beside)
-        result.append(told)
-        if isinstance(told, WouldLaunch):
+        prospect = launch_what_if(
+            one.deployment, one.rows, demand, one.boot_seconds, now, deleting=one.deleting, others=others
+        )
+        result.append(prospect)
+        if isinstance(prospect, WouldLaunch):
             break
     return result
 

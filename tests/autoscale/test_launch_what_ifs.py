@@ -10,7 +10,7 @@ import pytest
 from autoscale.fleet import CLOUD, CPU_TYPE, EURO, GPU_TYPE, START, Fleet, draining, gpu_work
 from makeway_quota.autoscale.backoff import backoff_after_failure
 from makeway_quota.autoscale.demand import MachineDemand, PendingWork
-from makeway_quota.autoscale.prospects import outlook
+from makeway_quota.autoscale.prospects import launch_what_if
 from makeway_quota.control.machines.machine_offers import with_machines
 from makeway_quota.control.machines.machine_reasons import about
 from makeway_quota.engine.plan import Demand, Fact, Offer
@@ -32,7 +32,7 @@ def offer_of(
     for fleet in fleets:
         ready = frozenset(row.id for row in fleet.rows if row.state == "ready")
         demand = MachineDemand((*fleet.pending, asked), ready, dict(fleet.busy))
-        found.append(outlook(fleet.deployment, fleet.store.read("cloud"), demand, boots, now, **more))
+        found.append(launch_what_if(fleet.deployment, fleet.store.read("cloud"), demand, boots, now, **more))
     engine = Offer("rnd", "gpu2", "wait", "no_free_gpus", (fact,), demand=(Demand("?", ("gpu",), 1, 2000, 0, 0),))
     result = with_machines(engine, "gpu", found, now)
     assert not result.demand, "thousands of these are kept in memory"
@@ -223,7 +223,7 @@ def offered_later(end: dict[str, Any], *, boots: Mapping[str, float] = BOOTS, fl
     code = "protected" if "until" in end else "patience"
     asked = (Demand("?", ("gpu",), 1, 2000, 0, 0),)
     engine = Offer("rnd", "gpu2", "wait", code, (FULL, fact), demand=asked, numbers=end)
-    found = outlook(fleet.deployment, fleet.store.read("cloud"), demand, boots, fleet.now)
+    found = launch_what_if(fleet.deployment, fleet.store.read("cloud"), demand, boots, fleet.now)
     return with_machines(engine, "gpu", [found], fleet.now)
 
 
