@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from agent.machine_service import JOIN_TOKEN, MACHINE, MachineService, answering
 from makeway_quota.autoscale.provider import JoinData
-from makeway_quota.autoscale.providers.boot_script import MAX_BYTES, boot_script
+from makeway_quota.autoscale.providers.boot_script import MAX_USER_DATA_BYTES, boot_script
 from pods import wait_until
 
 pytestmark = pytest.mark.slow
@@ -143,7 +143,7 @@ def test_the_script_is_always_the_same_and_fits_into_user_data() -> None:
     join = JoinData(f"https://{'h' * 250}.example/services/makeway", "x" * 200)
     script = boot_script(join, "m-0123456789ab", "d" * 63, 900.0, "aws")
     assert script == boot_script(join, "m-0123456789ab", "d" * 63, 900.0, "aws")
-    assert len(script) < MAX_BYTES // 2
+    assert len(script) < MAX_USER_DATA_BYTES // 2
     checked = subprocess.run(["/bin/sh", "-n"], input=script, text=True, capture_output=True)
     assert (checked.returncode, checked.stderr) == (0, "")
 

@@ -84,8 +84,8 @@ class InvalidLaunch(ProviderError):
     failure = "invalid"
 
 
-class AnswerLost(ProviderError):
-    """There was no answer, or none that says what was done: an instance may exist."""
+class OutcomeUnknown(ProviderError):
+    """The outcome is unknown, as there was no answer, or none that says what was done: an instance may exist."""
 
     failure = "no_answer"
     certain = False

@@ -19,9 +19,9 @@ from botocore.exceptions import ClientError
 
 from ..deployment import Deployment, MachineType
 from ..instances import Instance, InstanceList, InstanceState
-from ..provider import AnswerLost, Denied, InvalidLaunch, JoinData, ProviderError
-from .aws_errors import as_provider_errors, code_of
-from .aws_launch import DEPLOYMENT_TAG, INSTALLATION_TAG, MACHINE_TAG, launch_parameters, read_request
+from ..provider import Denied, InvalidLaunch, JoinData, OutcomeUnknown, ProviderError
+from .aws_errors import as_provider_errors, error_code
+from .aws_launch import DEPLOYMENT_TAG, INSTALLATION_TAG, MACHINE_TAG, launch_parameters, parse_request
 
 log = logging.getLogger("makeway.machines")
 
@@ -30,12 +30,12 @@ LAUNCH_SECONDS = 45.0
 """Read timeout of a launch; with the connect timeout it is below any `request_timeout` of a deployment"""
 READ_SECONDS = 20.0
 READ_TRIES = 3
-PAGE = 500
+PAGE_SIZE = 500
 """Instances in one page of DescribeInstances"""
 LIST_SECONDS = 60.0
 """After this time no more pages are read, and the list is reported as not complete"""
-NOT_THERE = frozenset({"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"})
-STATES: Mapping[str, InstanceState] = {
+NOT_FOUND_CODES = frozenset({"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"})
+INSTANCE_STATES: Mapping[str, InstanceState] = {
     "pending": "pending",
     "running": "running",
     "shutting-down": "stopping",
@@ -45,15 +45,15 @@ STATES: Mapping[str, InstanceState] = {
 }
 
 
-KEYS = ("access_key_id", "secret_access_key", "session_token")
+CREDENTIAL_KEYS = ("access_key_id", "secret_access_key", "session_token")
 """The values that a credential may have"""
 
 
 class AwsProvider:
-    """The instances of one deployment in its region. Every call has a timeout; after it, AnswerLost is raised."""
+    """The instances of one deployment in its region. Every call has a timeout; after it, OutcomeUnknown is raised."""
 
     def __init__(self, deployment: Deployment, installation: str, secrets: Mapping[str, str] | None = None) -> None:
-        """`installation`: the id of this Makeway, a tag of its instances. `secrets`: values by KEYS."""
+        """`installation`: the id of this Makeway, a tag of its instances. `secrets`: values by CREDENTIAL_KEYS."""
         self._deployment, self._installation = deployment, installation
         self._secrets = dict(secrets or {})
         self._session: Any = None
@@ -88,7 +88,7 @@ class AwsProvider:
             pages = (
                 self._client(self.region)
                 .get_paginator("describe_instances")
-                .paginate(Filters=filters, PaginationConfig={"PageSize": PAGE})
+                .paginate(Filters=filters, PaginationConfig={"PageSize": PAGE_SIZE})
             )
         pages, pages_read = iter(pages), 0
         while True:
@@ -109,16 +109,16 @@ class AwsProvider:
 
     def launch(self, request: str, token: str, join: JoinData | None = None) -> Instance:
         """Launch an instance. Idempotent: the same token, request and join data return the same instance."""
-        fields = read_request(request)
+        fields = parse_request(request)
         region = fields["settings"]["region"]
         parameters = self._parameters(fields, token, join)
         with as_provider_errors("RunInstances"):
             try:
                 answer = self._client(region, launching=True).run_instances(**parameters)
             except ClientError as error:
-                if code_of(error) not in ("IdempotentParameterMismatch", "IdempotentInstanceTerminated"):
+                if error_code(error) not in ("IdempotentParameterMismatch", "IdempotentInstanceTerminated"):
                     raise
-                return self._find_by_token(fields, token, code_of(error))
+                return self._find_by_token(fields, token, error_code(error))
         return _instance(answer["Instances"][0])
 
     def terminate(self, instance: str) -> bool:
@@ -127,12 +127,12 @@ class AwsProvider:
             try:
                 answer = self._terminate(instance)
             except ClientError as error:
-                if code_of(error) in NOT_THERE:
+                if error_code(error) in NOT_FOUND_CODES:
                     return False
                 raise
         states = [change["PreviousState"]["Name"] for change in answer.get("TerminatingInstances", ())]
         if not states:
-            raise AnswerLost("TerminateInstances: the answer names no instance")
+            raise OutcomeUnknown("TerminateInstances: the answer names no instance")
         return bool(states[0] != "terminated")
 
     def console(self, instance: str) -> str:
@@ -143,11 +143,11 @@ class AwsProvider:
                 try:
                     answer = client.get_console_output(InstanceId=instance, Latest=True)
                 except ClientError as error:
-                    if code_of(error) != "UnsupportedOperation":  # only Nitro instances have the latest output
+                    if error_code(error) != "UnsupportedOperation":  # only Nitro instances have the latest output
                         raise
                     answer = client.get_console_output(InstanceId=instance)
             except ClientError as error:
-                if code_of(error) in NOT_THERE:
+                if error_code(error) in NOT_FOUND_CODES:
                     return ""
                 raise
         return str(answer.get("Output") or "")
@@ -169,8 +169,10 @@ class AwsProvider:
                     user_agent_extra="makeway",
                 )
                 if self._session is None:  # loading its model of EC2 takes 20 MB and half a second
-                    if unknown := sorted(self._secrets.keys() - set(KEYS)):
-                        message = f"AWS knows no {', '.join(unknown)} in a credential: it has {', '.join(KEYS)}"
+                    if unknown := sorted(self._secrets.keys() - set(CREDENTIAL_KEYS)):
+                        message = (
+                            f"AWS knows no {', '.join(unknown)} in a credential: it has {', '.join(CREDENTIAL_KEYS)}"
+                        )
                         raise Denied(message)
                     keys = {f"aws_{name}": value for name, value in self._secrets.items() if value}
                     self._session = boto3.session.Session(**keys)
@@ -205,7 +207,7 @@ class AwsProvider:
             return _instance(record)
         if code == "IdempotentInstanceTerminated":
             return Instance("", fields["machine"], fields["deployment"], "terminated")
-        raise AnswerLost(f"RunInstances: {code}: an instance with this token is not listed")
+        raise OutcomeUnknown(f"RunInstances: {code}: an instance with this token is not listed")
 
     def _terminate(self, instance: str, *, dry_run: bool = False) -> Any:
         return self._client(self.region).terminate_instances(InstanceIds=[instance], DryRun=dry_run)
@@ -217,7 +219,7 @@ class AwsProvider:
                 request = self._deployment.request(machine_type, zone, market, machine_type.price_in(market), "check")
 
                 def call(request: str = request) -> Any:
-                    parameters = self._parameters(read_request(request), "check", None)
+                    parameters = self._parameters(parse_request(request), "check", None)
                     return self._client(self.region).run_instances(**parameters, DryRun=True)
 
                 yield from _dry_run("RunInstances", call, f"{machine_type.name}: ")
@@ -230,7 +232,7 @@ def _dry_run(action: str, call: Callable[[], Any], prefix: str = "") -> Iterator
             try:
                 call()
             except ClientError as error:
-                if code_of(error) != "DryRunOperation":
+                if error_code(error) != "DryRunOperation":
                     raise
     except ProviderError as error:
         yield type(error)(f"{prefix}{error}")
@@ -249,6 +251,6 @@ def _instance(record: Any) -> Instance:
         record["InstanceId"],
         tags.get(MACHINE_TAG, ""),
         tags.get(DEPLOYMENT_TAG, ""),
-        STATES.get(record.get("State", {}).get("Name", ""), "running"),
+        INSTANCE_STATES.get(record.get("State", {}).get("Name", ""), "running"),
         None if launched is None else launched.timestamp(),
     )

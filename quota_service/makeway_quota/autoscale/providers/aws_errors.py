@@ -24,7 +24,7 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
-from ..provider import AnswerLost, Denied, InvalidLaunch, ProviderError, QuotaReached, StockOut, Throttled
+from ..provider import Denied, InvalidLaunch, OutcomeUnknown, ProviderError, QuotaReached, StockOut, Throttled
 
 log = logging.getLogger("makeway.machines")
 
@@ -89,7 +89,7 @@ UNKNOWN = frozenset({"IdempotentParameterMismatch", "RequestTimeout", "RequestTi
 """Errors of the client's side (4xx) after which an instance may exist"""
 
 
-def code_of(error: ClientError) -> str:
+def error_code(error: ClientError) -> str:
     """Return the code of an error, "" without one."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
@@ -106,24 +106,24 @@ def as_provider_errors(action: str) -> Iterator[None]:
     except ParamValidationError as error:
         raise InvalidLaunch(f"{action}: {str(error)[:MAX_MESSAGE]}") from error
     except (ConnectionError, HTTPClientError, ResponseParserError) as error:  # the last: a proxy's own page
-        raise AnswerLost(f"{action}: no answer: {str(error)[:MAX_MESSAGE]}") from error
+        raise OutcomeUnknown(f"{action}: no answer: {str(error)[:MAX_MESSAGE]}") from error
     except BotoCoreError as error:
         raise _of_the_sdk(error)(f"{action}: {type(error).__name__}: {str(error)[:MAX_MESSAGE]}") from error
 
 
 def _meant(error: ClientError) -> type[ProviderError]:
-    code = code_of(error)
+    code = error_code(error)
     for codes, meaning in ((STOCK_OUT, StockOut), (QUOTA, QuotaReached), (THROTTLED, Throttled), (DENIED, Denied)):
         if code in codes:
             return meaning
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return InvalidLaunch if 400 <= status < 500 and code not in UNKNOWN else AnswerLost
+    return InvalidLaunch if 400 <= status < 500 and code not in UNKNOWN else OutcomeUnknown
 
 
 def _of_the_sdk(error: BotoCoreError) -> type[ProviderError]:
     """Return what another error of the SDK means: it is of the credentials, or nothing is known."""
     credentials = any(word in type(error).__name__ for word in ("Credential", "Token", "SSO", "Login"))
-    return Denied if credentials else AnswerLost
+    return Denied if credentials else OutcomeUnknown
 
 
 def _message(action: str, response: Any) -> str:

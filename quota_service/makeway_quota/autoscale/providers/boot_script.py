@@ -11,7 +11,7 @@ from string import Template
 
 from ..provider import JoinData
 
-MAX_BYTES = 16_384
+MAX_USER_DATA_BYTES = 16_384
 """The limit of AWS for user data; Makeway keeps to it everywhere"""
 
 SCRIPT = Template("""\

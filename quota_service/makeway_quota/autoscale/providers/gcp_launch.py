@@ -9,7 +9,7 @@ import uuid
 from typing import Any
 
 from ..provider import InvalidLaunch, JoinData
-from .boot_script import MAX_BYTES, boot_script
+from .boot_script import MAX_USER_DATA_BYTES, boot_script
 
 DEPLOYMENT_LABEL, MACHINE_LABEL = "makeway-deployment", "makeway-machine"
 INSTALLATION_LABEL = "makeway-installation"
@@ -22,8 +22,8 @@ DISK_TYPE = "pd-balanced"
 NETWORK = "default"
 
 
-def read_request(request: str) -> dict[str, Any]:
-    """Return a request; InvalidLaunch if it lacks what a machine needs, or has what no label can have."""
+def parse_request(request: str) -> dict[str, Any]:
+    """Return the fields of a launch request (JSON); InvalidLaunch if one is missing or cannot be a label."""
     try:
         wanted = json.loads(request)
         texts = [wanted[name] for name in REQUIRED_FIELDS] + [wanted["settings"]["project"]]
@@ -120,6 +120,6 @@ def _scheduling(wanted: dict[str, Any]) -> dict[str, Any]:
 def _script(wanted: dict[str, Any], join: JoinData) -> str:
     orphan_after = float(wanted.get("orphan_after") or 900.0)
     script = boot_script(join, wanted["machine"], wanted["deployment"], orphan_after, "gcp")
-    if len(script.encode()) > MAX_BYTES:
+    if len(script.encode()) > MAX_USER_DATA_BYTES:
         raise InvalidLaunch("the script of the first boot is too large: shorten MAKEWAY_MACHINE_URL")
     return script
