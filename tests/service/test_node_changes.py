@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from makeway_quota import policy
 from makeway_quota.backends.base import AttemptStatus, NodeStatus, Observation, Phase, WorkloadPod
-from makeway_quota.backends.versions import MAX_GONE, Changes, Versions
+from makeway_quota.backends.versions import MAX_REMOVALS, ChangeTracker, ObservationTracker
 from makeway_quota.control.world import engine_view
 from makeway_quota.control.world.engine_view import EngineChanges
 from makeway_quota.control.world.observation import Observed
@@ -82,7 +82,7 @@ def test_incremental_changes_give_the_engine_the_state_of_a_full_read(seed: int)
 
 
 async def _live_through(random: Random) -> None:
-    rows, now, version, changes = Rows(PAST), 1e6, 1, Changes()
+    rows, now, version, changes = Rows(PAST), 1e6, 1, ObservationTracker()
     nodes = {name: node(random, name) for name in "ab"}
     world = World(rows, DOCUMENTS[0], version, lambda: now)  # type: ignore[arg-type]
     world.observe(changes.observation(nodes, {}, None))
@@ -153,7 +153,7 @@ async def _over(world: World) -> object:
 
 def test_a_change_of_one_node_converts_no_row_again() -> None:
     async def change() -> None:
-        rows, changes = Rows(PAST), Changes()
+        rows, changes = Rows(PAST), ObservationTracker()
         nodes = {f"n{at}": NodeStatus(f"n{at}", "cloud", (0, 1)) for at in range(5)}
         for at in range(5):
             row = initial_record(NewWorkload(f"j-{at:08x}", "job", "dev", "gpu1", "ana", gpus=1000), 1.0)
@@ -183,7 +183,7 @@ def held(world: World, rows: Mapping[str, Workload], now: float = 2.0) -> list[t
 
 def test_the_pod_of_an_ended_session_holds_its_gpus_until_it_is_gone() -> None:
     async def change() -> None:
-        rows, changes = Rows(PAST), Changes()
+        rows, changes = Rows(PAST), ObservationTracker()
         new = NewWorkload("s-1", "session", "dev", "gpu2", "ana", gpus=2000)
         running = initial_record(new, 1.0)._replace(state="running", placement=(Place("n1", (0, 1), (1000, 1000)),))
         rows.put(running)
@@ -216,7 +216,7 @@ def test_the_pod_of_an_earlier_attempt_holds_its_gpus_until_it_is_gone() -> None
     """As on a node that came back, or where a process cannot be killed; a start on its devices counts once."""
 
     async def change() -> None:
-        rows, changes = Rows(PAST), Changes()
+        rows, changes = Rows(PAST), ObservationTracker()
         new = NewWorkload("j-1", "job", "dev", "gpu2", "ana", gpus=2000)
         here = (Place("n1", (0, 1), (1000, 1000)),)
         first = initial_record(new, 1.0)._replace(state="running", attempt=1, placement=here)
@@ -284,23 +284,23 @@ def test_labels_of_a_workload_hide_no_more_than_it_holds(pods: tuple[WorkloadPod
 
 
 def test_versions_tell_what_changed_and_what_is_gone_since() -> None:
-    versions: Versions[str, int] = Versions()
-    assert versions.show({"a": 1, "b": 2}, 1)
-    assert not versions.show({"a": 1, "b": 2}, 2)
-    assert versions.show({"a": 1, "b": 3, "c": 4}, 2)
+    versions: ChangeTracker[str, int] = ChangeTracker()
+    assert versions.update({"a": 1, "b": 2}, 1)
+    assert not versions.update({"a": 1, "b": 2}, 2)
+    assert versions.update({"a": 1, "b": 3, "c": 4}, 2)
     assert versions.since(0) == ([1, 3, 4], [])
     assert versions.since(1) == ([3, 4], [])
-    assert versions.show({"c": 4}, 3)
+    assert versions.update({"c": 4}, 3)
     result = versions.since(2)
     assert result is not None
     assert (result[0], set(result[1])) == ([], {"a", "b"})
-    assert versions.show({"c": 4, "a": 1}, 4)
+    assert versions.update({"c": 4, "a": 1}, 4)
     assert versions.since(3) == ([1], [])
 
 
 def test_an_observer_that_knows_too_little_gets_a_full_list() -> None:
-    changes = Changes()
-    nodes = {str(at): NodeStatus(str(at), "p", ()) for at in range(MAX_GONE + 2)}
+    changes = ObservationTracker()
+    nodes = {str(at): NodeStatus(str(at), "p", ()) for at in range(MAX_REMOVALS + 2)}
     first = changes.observation(nodes, {}, None)
     second = changes.observation({}, {}, first.version)
     assert second.whole, "more is gone than is remembered"

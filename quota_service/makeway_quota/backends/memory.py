@@ -16,7 +16,7 @@ from makeway_api.durations import duration
 
 from ..values import File, Notice
 from .base import AttemptStatus, Backend, BackendError, Key, NodeStatus, Observation, Phase, StartOrder
-from .versions import Changes
+from .versions import ObservationTracker
 
 TERMINAL_PHASES = (Phase.EXITED, Phase.LOST)
 
@@ -75,7 +75,7 @@ class MemoryBackend(Backend):
         """False: what is shown is not complete yet"""
         self.problem = ""
         """why what is shown may be out of date"""
-        self.changes = Changes()
+        self.changes = ObservationTracker()
         self._wake: Callable[[], None] = lambda: None
         self._due: list[tuple[float, int, Key, str]] = []
         self._count = 0

@@ -15,23 +15,23 @@ from .base import AttemptStatus, Key, NodeStatus, Observation
 K = TypeVar("K")
 V = TypeVar("V")
 
-MAX_GONE = 10_000
+MAX_REMOVALS = 10_000
 """Removals that are remembered; a caller with an older version gets a full list."""
 
 
-class Versions(Generic[K, V]):
+class ChangeTracker(Generic[K, V]):
     """The latest state by key, with the version of each item's last change, and the versions of removals."""
 
     def __init__(self) -> None:
-        self.shown: dict[K, V] = {}
+        self._current: dict[K, V] = {}
         self._changed_in: OrderedDict[K, int] = OrderedDict()
         self._removed_in: OrderedDict[K, int] = OrderedDict()
         self._compacted = 0
         """Removals up to this version are forgotten."""
 
-    def show(self, state: Mapping[K, V], version: int) -> bool:
+    def update(self, state: Mapping[K, V], version: int) -> bool:
         """Replace the latest state, and record its differences under `version`; return whether there are any."""
-        current = self.shown
+        current = self._current
         other_objects = [(key, value) for key, value in state.items() if current.get(key) is not value]
         changed = [(key, value) for key, value in other_objects if key not in current or current[key] != value]
         complete = len(state) >= len(current) + len(changed)  # every change is an addition, and no key is missing
@@ -44,7 +44,7 @@ class Versions(Generic[K, V]):
         for key in removed:
             del current[key], self._changed_in[key]
             self._removed_in[key] = version
-            if len(self._removed_in) > MAX_GONE:
+            if len(self._removed_in) > MAX_REMOVALS:
                 _, self._compacted = self._removed_in.popitem(last=False)
         return bool(changed or removed)
 
@@ -52,7 +52,7 @@ class Versions(Generic[K, V]):
         """Return the items that changed after a version and the keys removed since; None if the version is too old."""
         if version < self._compacted:
             return None
-        changed = [self.shown[key] for key in _newer_than(version, self._changed_in)]
+        changed = [self._current[key] for key in _newer_than(version, self._changed_in)]
         return changed[::-1], list(_newer_than(version, self._removed_in))
 
 
@@ -64,13 +64,13 @@ def _newer_than(version: int, versions: OrderedDict[K, int]) -> Iterator[K]:
         yield key
 
 
-class Changes:
+class ObservationTracker:
     """Makes the observations of a backend: nodes and attempts with a common version. Not thread-safe."""
 
     def __init__(self) -> None:
         self._version = 1
-        self._nodes: Versions[str, NodeStatus] = Versions()
-        self._attempts: Versions[Key, AttemptStatus] = Versions()
+        self._nodes: ChangeTracker[str, NodeStatus] = ChangeTracker()
+        self._attempts: ChangeTracker[Key, AttemptStatus] = ChangeTracker()
 
     def observation(
         self,
@@ -81,8 +81,8 @@ class Changes:
         synced: bool = True,
     ) -> Observation:
         """Return the changes after version `since`; everything if it is None or too old, or while not synced."""
-        changed = self._nodes.show(nodes, self._version + 1)
-        changed |= self._attempts.show(attempts, self._version + 1)
+        changed = self._nodes.update(nodes, self._version + 1)
+        changed |= self._attempts.update(attempts, self._version + 1)
         self._version += changed
         if since is not None and 0 < since <= self._version and synced:
             node_changes, attempt_changes = self._nodes.since(since), self._attempts.since(since)

@@ -31,7 +31,7 @@ from ..base import (
     TerminationProgress,
 )
 from ..untrusted import UnreadableJson
-from ..versions import Changes
+from ..versions import ObservationTracker
 from .attempts import LAUNCHER_GRACE, MAX_TRIES, LocalAttempt
 from .gpus import nodes_here
 from .held_devices import holding
@@ -104,7 +104,7 @@ class LocalBackend(Backend):
         """those of which the log tells already"""
         self.quarantine = Quarantine()
         """that of the loop, once it runs"""
-        self._changes = Changes()
+        self._changes = ObservationTracker()
         self._hand = ThreadPoolExecutor(1, thread_name_prefix="makeway-local")
         self._starters = ThreadPoolExecutor(4, thread_name_prefix="makeway-start")
         self._tasks: set[asyncio.Task[None]] = set()

@@ -32,7 +32,7 @@ from ..base import (
     TerminationProgress,
 )
 from ..machines.machine_source import MachineSource
-from ..versions import Changes
+from ..versions import ObservationTracker
 from .channel import Channel
 from .remote_attempt import NOTHING, AttemptObservation, Ending, RemoteAttempt, Timeouts, conclude, cut_off
 from .worker_hosts import GONE, WorkerHosts
@@ -86,7 +86,7 @@ class RemoteBackend(Backend, ABC):
         self._clock = clock
         self._known: dict[Key, RemoteAttempt] = {}
         """of attempts of which there is something to remember"""
-        self._changes = Changes()
+        self._changes = ObservationTracker()
         self._hosts: dict[Key, WorkerHosts] = {}
         self._synced = False
         self._attempts: dict[Key, AttemptStatus] = {}

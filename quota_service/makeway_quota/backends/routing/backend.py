@@ -31,7 +31,7 @@ from ..base import (
 )
 from ..machines.machine_source import MachineSource
 from ..remote.channel import Channel
-from ..versions import Changes
+from ..versions import ObservationTracker
 from .channels import SplitChannel
 from .part import PartLimits, RoutedPart
 from .placements import EndedPlacements
@@ -65,7 +65,7 @@ class RoutingBackend(Backend):
         self._ended = EndedPlacements()
         self._backend_of_node: dict[str, str] = {}
         """node to the backend that offers it"""
-        self._changes = Changes()
+        self._changes = ObservationTracker()
 
     @property
     def names(self) -> tuple[str, ...]:
