@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from makeway_api.models import Credential
-from makeway_api.models.credentials import cloud_values
+from makeway_api.models.credentials import parse_cloud_values
 from makeway_api.tables import Column, text_table
 
 from .command_io import print_json
@@ -99,7 +99,7 @@ def _reseal(args: argparse.Namespace) -> int:
 
 def _cloud(text: str) -> dict[str, str]:
     try:
-        return cloud_values(text)
+        return parse_cloud_values(text)
     except ValueError as error:
         raise Refused(str(error)) from None
 

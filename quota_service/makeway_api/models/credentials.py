@@ -14,10 +14,10 @@ CREDENTIAL_NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 """The pattern of names; a credential of the kind file is a file of this name in jobs"""
 CredentialKind = Literal["cloud", "git", "file"]
 Team = Annotated[str, StringConstraints(max_length=200)]
-Value = Annotated[SecretStr, Field(max_length=65_536)]
+SecretValue = Annotated[SecretStr, Field(max_length=65_536)]
 
 
-def cloud_values(text: str) -> dict[str, str]:
+def parse_cloud_values(text: str) -> dict[str, str]:
     """Return the values in the text of a cloud credential: lines NAME=VALUE, or a JSON object of strings.
 
     Raise ValueError otherwise; its message contains no part of the text, as that is secret.
@@ -45,7 +45,7 @@ class CredentialRequest(RequestBody):
     team: Team | None = Field(
         None, description="the team whose jobs get it; empty: all teams; null: all, refused if a team has such a name"
     )
-    values: dict[Annotated[str, StringConstraints(max_length=64)], Value] = Field(
+    values: dict[Annotated[str, StringConstraints(max_length=64)], SecretValue] = Field(
         max_length=16, description="git: `host`, `user`, `token`; file: `content`; cloud: as its provider names them"
     )
 

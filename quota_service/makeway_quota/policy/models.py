@@ -127,20 +127,20 @@ class PoolTable(Table):
     node_memory: Mib = 0
 
     @property
-    def usual_strategy(self) -> Strategy:
-        """Return what an entry without a strategy has."""
+    def default_strategy(self) -> Strategy:
+        """Return the strategy of an entry without one."""
         return "fill" if self.kind == "autoscaled" else "pack"
 
-    def as_value(self, kind: type[T], **computed: Any) -> T:
+    def as_value(self, record_type: type[T], **computed: Any) -> T:
         """Return a dataclass with the values that both have, and the `computed` ones."""
-        chosen = {"strategy": self.strategy or self.usual_strategy} if kind is Pool else {}
-        return super().as_value(kind, **chosen | computed)
+        chosen = {"strategy": self.strategy or self.default_strategy} if record_type is Pool else {}
+        return super().as_value(record_type, **chosen | computed)
 
     @classmethod
     def of(cls, *values: object, **computed: Any) -> Self:
         """Return the table of some dataclasses; a strategy that is the usual one is left out."""
         table = super().of(*values, **computed)
-        usual = table.strategy == table.usual_strategy
+        usual = table.strategy == table.default_strategy
         return table.model_copy(update={"strategy": None}) if usual else table
 
 

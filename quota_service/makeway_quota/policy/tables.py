@@ -27,7 +27,7 @@ class Table(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     record: ClassVar[Any] = None
-    """The dataclass that a table in a table becomes."""
+    """The dataclass that the table is converted to where it is a value in another table."""
 
     @model_validator(mode="before")
     @classmethod
@@ -45,14 +45,15 @@ class Table(BaseModel):
         """Whether the document gives the key a value."""
         return key in self.model_fields_set
 
-    def as_value(self, kind: type[T], **computed: Any) -> T:
-        """Return a dataclass with the values that both have, and the `computed` ones."""
-        names = [field.name for field in fields(cast(Any, kind)) if field.name not in computed]
-        return kind(**{name: _as_value(getattr(self, name)) for name in names if hasattr(self, name)}, **computed)
+    def as_value(self, record_type: type[T], **computed: Any) -> T:
+        """Return a dataclass with the fields that it shares with the table, and the `computed` ones."""
+        names = [field.name for field in fields(cast(Any, record_type)) if field.name not in computed]
+        shared = {name: _as_value(getattr(self, name)) for name in names if hasattr(self, name)}
+        return record_type(**shared, **computed)
 
     @classmethod
     def of(cls, *values: object, **computed: Any) -> Self:
-        """Return the table of some dataclasses: the values that both have, and the `computed` ones."""
+        """Return the table of some dataclasses: the fields that they share with it, and the `computed` ones."""
         shared = {name: getattr(value, name) for value in values for name in cls.model_fields if hasattr(value, name)}
         for name, table in _nested(cls).items():
             if name in shared:

@@ -65,7 +65,7 @@ class FilePool(PoolTable):
     sessions: Flag = True
 
     @property
-    def usual_strategy(self) -> Strategy:
+    def default_strategy(self) -> Strategy:
         """Return the strategy of an entry without one."""
         return "pack"
 
@@ -117,10 +117,10 @@ class FileNode(Table):
     sessions: Flag = True
     ready_at: Time | None = None
 
-    def as_value(self, kind: type[T], **computed: Any) -> T:
+    def as_value(self, record_type: type[T], **computed: Any) -> T:
         """Return the node, with the fields of the table `foreign` as `foreign_…`."""
         foreign = {f"foreign_{key}": getattr(self.foreign, key) for key in FileForeign.model_fields}
-        return super().as_value(kind, **foreign, **computed)
+        return super().as_value(record_type, **foreign, **computed)
 
     @classmethod
     def of(cls, *values: object, **computed: Any) -> Self:

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from makeway_api.errors import MakewayError
 from makeway_api.models import CREDENTIAL_NAME, Credential, CredentialRequest
-from makeway_api.models.credentials import CredentialKind, cloud_values
+from makeway_api.models.credentials import CredentialKind, parse_cloud_values
 from pydantic import SecretStr
 
 from ....policy.quantities import SLUG_RULE
@@ -163,7 +163,7 @@ def _values(form: CredentialForm, text: str) -> dict[str, SecretStr]:
             raise _invalid("A credential of the kind git needs its server and its user.")
         return {"host": SecretStr(form.host), "user": SecretStr(form.user), "token": SecretStr(text.strip())}
     try:
-        result = {name: SecretStr(value) for name, value in cloud_values(text).items()}
+        result = {name: SecretStr(value) for name, value in parse_cloud_values(text).items()}
     except ValueError as error:
         raise _invalid(str(error)) from None
     if len(result) > 16 or any(len(key) > 64 for key in result):
