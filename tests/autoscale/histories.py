@@ -472,7 +472,7 @@ class History:
                 waited = self.unanswered_for[row.id] = self.unanswered_for.get(row.id, 0.0) + TICK
                 assert waited <= self.deployment.request_timeout + SLACK, self._text(f"requested for ever: {row}")
             machine_type = self.deployment.type(row.type)
-            used = self.demand.used(row.id) or any(work.pools == (row.pool,) for work in self.demand.pending)
+            used = self.demand.has_work(row.id) or any(work.pools == (row.pool,) for work in self.demand.pending)
             if row.state in (*STARTING, "ready") and not used and machine_type is not None:
                 if able:
                     self.idle_for[row.id] = self.idle_for.get(row.id, 0.0) + TICK

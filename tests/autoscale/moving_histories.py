@@ -100,7 +100,7 @@ class MovingHistory(History):
                 devices = (slots[machine],) if job.pool == "gpu" else ()
                 slots[machine] += 1
                 began, noticed = self.began[job.name] + self.ahead, job.notice_at is not None
-                work = PlacedWork(job.name, machine, devices, 1000 * len(devices), since=began)
+                work = PlacedWork(job.name, machine, devices, 1000 * len(devices), attempt_started_at=began)
                 result.append(
                     work._replace(movable=job.workers == 1 and not noticed, notice="give_back" if noticed else "")
                 )

@@ -31,7 +31,7 @@ HOUR = 3600.0
 
 
 def job(name: str, machine: str, *devices: int, **fields: Any) -> PlacedWork:
-    made = PlacedWork(name, machine, devices, 1000, 1000, 1024, since=START - 10 * HOUR, movable=True)
+    made = PlacedWork(name, machine, devices, 1000, 1000, 1024, attempt_started_at=START - 10 * HOUR, movable=True)
     return made._replace(**fields)
 
 
@@ -88,7 +88,7 @@ def test_nothing_moves_again_before_its_time_nor_by_a_leader_that_does_not_know_
     "change",
     [
         {"movable": False},
-        {"since": START - HOUR + 100},
+        {"attempt_started_at": START - HOUR + 100},
         {"notice": "preempt_test"},
     ],
     ids=["a session, a gang, or work that is not preemptible", "a young job", "a job that makes way"],
@@ -102,7 +102,7 @@ def test_some_jobs_never_move(change: dict[str, Any]) -> None:
 def test_no_more_jobs_move_at_once_than_allowed() -> None:
     fleet = shared()
     first, second = (row.id for row in fleet.rows)
-    three = [job(f"s{n}", first, 0, milli=100) for n in range(3)]
+    three = [job(f"s{n}", first, 0, milli_gpus=100) for n in range(3)]
     large = [job("x", second, 0), job("y", second, 1)]
     assert again(fleet, placed=[*three, *large]) == [second], "the one with two jobs, though it is used more"
     fleet.deployment = replace(POOL, moves=replace(RULES, max_jobs=1))
@@ -145,19 +145,20 @@ def test_jobs_are_not_moved_onto_a_machine_without_work_or_of_another_model_or_t
 
 def test_a_move_has_to_pay() -> None:
     fleet = shared()
-    short = fleet.placed[0]._replace(remaining=0.0, lost=0.0, milli=1000)
+    short = fleet.placed[0]._replace(remaining_seconds=0.0, lost_seconds=0.0, milli_gpus=1000)
     third = [job("one", fleet.rows[1].id, 0)]
     assert again(fleet, placed=[short, *third]) != [], "the machine would idle for ten minutes yet"
-    dear = short._replace(lost=4 * 600.0)
-    assert again(fleet, placed=[dear, *[one._replace(lost=9e9) for one in third]]) == []
-    assert again(fleet, placed=[dear._replace(remaining=600.0), *[one._replace(lost=9e9) for one in third]]) != []
+    dear = short._replace(lost_seconds=4 * 600.0)
+    assert again(fleet, placed=[dear, *[one._replace(lost_seconds=9e9) for one in third]]) == []
+    long = dear._replace(remaining_seconds=600.0)
+    assert again(fleet, placed=[long, *[one._replace(lost_seconds=9e9) for one in third]]) != []
 
 
 def test_an_unknown_size_holds_no_job_without_gpus() -> None:
     fleet = shared()
     fleet.deployment = replace(POOL, types=(replace(FOUR, cpu=0),))
     first, second = (row.id for row in fleet.rows)
-    jobs = [job("small", first, milli=0), job("one", second, milli=0)]
+    jobs = [job("small", first, milli_gpus=0), job("one", second, milli_gpus=0)]
     assert again(fleet, placed=jobs) == []
     fleet.sizes = {first: (8000, 65_536), second: (8000, 65_536)}
     assert again(fleet) == [first]
@@ -246,8 +247,8 @@ def test_a_job_with_several_workers_moves_whole_and_counts_once() -> None:
 def test_a_job_that_has_not_saved_for_longer_than_moves_are_apart_stays() -> None:
     fleet = shared()
     others = [one._replace(movable=False) for one in fleet.placed[1:]]
-    assert again(fleet, placed=[fleet.placed[0]._replace(lost=HOUR), *others]) != []
-    assert again(fleet, placed=[fleet.placed[0]._replace(lost=HOUR + 1), *others]) == []
+    assert again(fleet, placed=[fleet.placed[0]._replace(lost_seconds=HOUR), *others]) != []
+    assert again(fleet, placed=[fleet.placed[0]._replace(lost_seconds=HOUR + 1), *others]) == []
 
 
 def test_moves_are_looked_for_ten_times_within_every_until_one_is_found() -> None:

@@ -81,7 +81,7 @@ def test_an_idle_machine_that_drains_counts_but_where_a_cycle_could_start_work_t
     drains = theirs(state="draining", drain="idle")
     nodes = frozenset({"o-1"})
     assert not sized([gpu_work()], drains, nodes=nodes).launches
-    assert len(sized([gpu_work()], drains, nodes=nodes, open_machines=nodes).launches) == 1
+    assert len(sized([gpu_work()], drains, nodes=nodes, accepting_machines=nodes).launches) == 1
 
 
 def test_machines_of_another_deployment_are_no_spare_ones() -> None:

@@ -102,7 +102,7 @@ async def test_machines_grow_for_what_waits_and_shrink_to_none(world: AwsWorld) 
     machines = await world.grown("job-1", "job-2")
     assert [name for name, _ in world.of_cloud()] == sorted(row.id for row in machines)
     for seconds in (100, 1, 1, 1, 100, 400, 20):
-        world.needs(open_machines=())
+        world.needs(accepting_machines=())
         await world.turn(seconds)
         for row in world.rows:
             world.report(row)
@@ -256,14 +256,14 @@ async def test_credentials_that_are_refused_in_the_middle_of_a_drain_forget_no_m
     await world.grown("job-1")
     world.cloud.denied = True
     for seconds in (100, 1, 1, 400, 30, 30):
-        world.needs(open_machines=())
+        world.needs(accepting_machines=())
         await world.turn(seconds)
         for row in world.rows:
             world.report(row)
     assert world.states() == ["terminating"]
     world.cloud.denied = False
     for seconds in (400, 30, 30, 30):
-        world.needs(open_machines=())
+        world.needs(accepting_machines=())
         await world.turn(seconds)
     assert (world.rows, world.of_cloud()) == ([], [])
 

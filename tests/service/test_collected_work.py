@@ -36,7 +36,7 @@ def test_what_holds_room_of_each_machine_is_found_in_one_pass() -> None:
     placed = Passes(PlacedWork(f"job-{at}-{one}", f"m-{at}") for at in range(MACHINES) for one in range(2))
     demand = MachineDemand(placed=placed)
     Passes.number = 0
-    found = [[one.workload for one in demand.on(f"m-{at}")] for at in range(MACHINES + 1)]
+    found = [[one.workload for one in demand.placed_on(f"m-{at}")] for at in range(MACHINES + 1)]
     assert found == [[f"job-{at}-0", f"job-{at}-1"] for at in range(MACHINES)] + [[]]
     assert Passes.number == 1
 
@@ -59,6 +59,6 @@ def test_all_steps_and_questions_of_a_cycle_collect_its_work_once(monkeypatch: p
         known = known.with_answers(restartable=moved | known.restartable).with_answers(moved=moved)
         asked = known.of((), moves=True)
         assert asked is not None
-        assert [work.workload for work in asked.on("m-3")] == ["job-3"]
+        assert [work.workload for work in asked.placed_on("m-3")] == ["job-3"]
     assert sorted(collected) == sorted(f"job-{at}" for at in range(MACHINES))
     assert (known.restartable, known.moved) == ({"m-1", "m-2"}, {"m-2"})

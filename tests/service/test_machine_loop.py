@@ -92,18 +92,18 @@ class World:
     def deploy(self, name: str = "cloud", machines: int = 3, version: int = 0) -> None:
         self.store.deployments.save(name, DOCUMENT.format(name=name, machines=machines), version, "admin", self.now)
 
-    def needs(self, *jobs: str, busy: tuple[str, ...] = (), open_machines: tuple[str, ...] | None = None) -> None:
+    def needs(self, *jobs: str, busy: tuple[str, ...] = (), accepting_machines: tuple[str, ...] | None = None) -> None:
         """Pass on what a cycle knows that has observed the machines as they are."""
-        self.loop.planned(self.known(*jobs, busy=busy, open_machines=open_machines), self.leader.term)
+        self.loop.planned(self.known(*jobs, busy=busy, accepting_machines=accepting_machines), self.leader.term)
 
     def known(
-        self, *jobs: str, busy: tuple[str, ...] = (), open_machines: tuple[str, ...] | None = None
+        self, *jobs: str, busy: tuple[str, ...] = (), accepting_machines: tuple[str, ...] | None = None
     ) -> CycleDemand:
         """Return what a cycle knows that has observed the machines as they are."""
         self.now += 0.1
         ready = tuple(row.id for row in self.rows if row.state == "ready")
         pending = tuple(PendingWork(job, ("gpu",), gpus=2000) for job in jobs)
-        working = ready if open_machines is None else open_machines
+        working = ready if accepting_machines is None else accepting_machines
         return CycleDemand(self.now, pending, frozenset(ready), frozenset(working), dict.fromkeys(busy, 1), frozenset())
 
     @property
@@ -186,7 +186,7 @@ async def test_machines_are_launched_for_what_waits_once_and_end_when_idle(world
             world.report(row, attempts=[{"job": "job-1", "attempt": 1, "worker": 0, "state": "running"}])
     assert world.states() == ["ready", "ready"]
     for seconds in (100, 1, 1, 1, 100, 400, 20):
-        world.needs(open_machines=())
+        world.needs(accepting_machines=())
         await world.turn(seconds)
         for row in world.rows:
             world.report(row)
@@ -213,11 +213,11 @@ async def test_a_machine_on_which_a_cycle_may_still_start_work_is_not_ended(worl
     assert world.states() == ["draining"]
     world.report(machine)
     for _ in range(3):
-        world.needs(open_machines=(machine.id,))  # it observed the machine before the drain
+        world.needs(accepting_machines=(machine.id,))  # it observed the machine before the drain
         await world.turn(5)
         world.report(machine)
     assert world.states() == ["draining"]
-    world.needs(open_machines=())
+    world.needs(accepting_machines=())
     await world.turn(5)
     assert world.states() == ["terminating"]
 
@@ -303,7 +303,7 @@ async def test_boots_and_failures_are_counted_once_and_only_if_they_were_written
     assert 2 <= seconds <= 20
     world.providers["cloud"].stock_out.add(("big-2", "", "on_demand"))
     for _ in range(5):
-        world.needs("job-1", "job-2", "job-3", busy=tuple(row.id for row in world.rows), open_machines=())
+        world.needs("job-1", "job-2", "job-3", busy=tuple(row.id for row in world.rows), accepting_machines=())
         await world.turn()
     assert numbers()[2] - before[2] == 1, "no machine is to be had, which is one failure while launches are held back"
     assert numbers()[0] - before[0] == 2
@@ -340,7 +340,7 @@ async def test_deleting_ends_the_machines_first_and_then_the_deployment(world: W
     assert world.states() == ["draining"]
     assert world.store.deployments.read("cloud") is not None
     for seconds in (1, 1, 70, 5, 450, 20, 20):
-        world.needs(open_machines=())
+        world.needs(accepting_machines=())
         await world.turn(seconds)
         for row in world.rows:
             world.report(row)
@@ -422,7 +422,7 @@ async def _turns(world: World, *seconds: float) -> None:
     """Make steps that wait for no call, each with the list before it."""
     for item in seconds:
         world.now += item
-        world.needs(open_machines=())
+        world.needs(accepting_machines=())
         await world.loop.turn()
         await asyncio.sleep(0.1)
         await world.loop.turn()

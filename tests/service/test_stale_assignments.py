@@ -64,7 +64,7 @@ async def reports(world: World) -> None:
 
 async def is_seen(world: World) -> None:
     """Have a new cycle observe what was committed so far."""
-    world.needs(busy=busy(world), open_machines=tuple(row.id for row in world.rows if row.state == "ready"))
+    world.needs(busy=busy(world), accepting_machines=tuple(row.id for row in world.rows if row.state == "ready"))
     await world.turn(1)
 
 
@@ -129,10 +129,10 @@ async def test_what_a_cycle_knew_in_an_earlier_term_ends_no_machine(world: World
     [machine] = await world.grown("job-0")
     await idles(world)
     assert world.states() == ["draining"]
-    slow, term = world.known(open_machines=()), world.leader.term  # a cycle that hangs
+    slow, term = world.known(accepting_machines=()), world.leader.term  # a cycle that hangs
     other = World(world.store, world.now, providers=world.providers)
     await other.turn()
-    other.needs("job-1", open_machines=())
+    other.needs("job-1", accepting_machines=())
     await other.turn()
     assert other.states() == ["ready"], "needed again"
     assert commit(other, assignment(other.store, machine.id), other.leader.term or 0)

@@ -1,6 +1,6 @@
-"""Define what a cycle knows of the work that machines are for: what waits, what runs where, what is about to start.
+"""Define the demand for machines at the end of an admission cycle: pending, running and nominated work.
 
-The service makes it from the engine's plan; the amounts are the engine's: milli-GPUs, milli-cores, MiB.
+The control loop computes it from the engine's plan. Amounts are milli-GPUs, milli-cores and MiB, as in the engine.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 
 class PendingWork(NamedTuple):
-    """A workload that has no room on the nodes that exist: so many workers of one shape, in some pools in order.
+    """A workload that does not fit on the nodes that exist: `workers` of one shape, in one of `pools`, the first best.
 
-    The workers need room together. A worker takes part of one GPU (less than 1000) or whole ones.
+    All workers start together. `gpus`, `cpu` and `memory` are those of one worker: a part of one GPU (less than 1000)
+    or whole ones.
     """
 
     workload: str
@@ -24,57 +25,57 @@ class PendingWork(NamedTuple):
     cpu: int = 0
     memory: int = 0
     models: tuple[str, ...] = ()
-    """whose GPUs suit; none: of any"""
+    """GPU models that suit; empty: any"""
     session: bool = False
-    """whether it is a notebook, which machines that agents join do not run"""
+    """whether it is a notebook, which runs only on machines that are nodes of the cluster"""
     awaits: tuple[str, ...] = ()
     """where the engine has all of its workers start once machines are ready that boot, one name for each; `workers` are
     those that start on these machines"""
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """What two workloads have in common that fit into the same room."""
+        """All fields but the id and `awaits`: workloads of equal shape fit on the same machines."""
         return self[1:-1]
 
 
 class PlacedWork(NamedTuple):
-    """A worker that holds room of a machine: `milli` on each of some devices, CPU and memory."""
+    """A worker on a machine: it holds `milli_gpus` of each of its `devices`, CPU and memory."""
 
     workload: str
     machine: str
     devices: tuple[int, ...] = ()
-    milli: int = 0
+    milli_gpus: int = 0
     cpu: int = 0
     memory: int = 0
     ends_at: float | None = None
-    """when its room is certainly free, as its time is limited; None where that is not known"""
-    since: float = 0.0
-    """when its attempt began"""
+    """when its time limit ends it at the latest; None without a limit"""
+    attempt_started_at: float = 0.0
     movable: bool = False
-    """whether it is a preemptible job on this machine alone, and goes on elsewhere from what it has saved"""
-    lost: float = 0.0
-    """seconds of work that a move would lose"""
-    remaining: float | None = None
-    """seconds that it probably still runs, None where that is not known"""
+    """whether it can move: a preemptible job on this machine alone that resumes elsewhere from a checkpoint"""
+    lost_seconds: float = 0.0
+    """of work that a move would lose"""
+    remaining_seconds: float | None = None
+    """for how long it will probably still run, None if that is unknown"""
     notice: str = ""
-    """the kind of its notice to save and leave, "" without one"""
+    """the kind of the eviction notice that it has received, "" without one"""
 
     @property
-    def leaves(self) -> bool:
-        """Whether it has its notice because its machine is given back."""
+    def is_leaving(self) -> bool:
+        """Whether it has its notice because its machine is given back to the provider."""
         return self.notice == "give_back"
 
 
 @dataclass(frozen=True)
 class MachineDemand:
-    """The work of one cycle. `pending` is in the order of rights.
+    """The demand of one cycle. `pending` is in the order in which the engine would admit it.
 
-    `nodes`: the machines whose room was counted when `pending` was found; one that is ready and not among them has room
-    besides. `busy`: how much work has rows on each machine; `nominated`: ready machines that keep room for work.
-    `placed`: what holds the room of machines, `submitted`: when pending work was, both only where a step asks for them.
-    `sizes`: CPU and memory of machines, where they report them. `devices`: the milli-GPUs that work may hold of each
-    device of machines that take work, where that is known. `restartable`: the machines whose jobs would all start
-    elsewhere at once, as the engine was asked. `open_machines`: those on which the cycle could start work.
+    `nodes`: the machines that the engine saw as nodes when it found that `pending` does not fit; a ready machine that
+    is not among them offers additional room. `busy`: the number of attempts on each machine. `nominated`: the ready
+    machines on which GPUs are reserved for a nominated workload. `placed`: the workers on machines, and `submitted`:
+    when each pending workload was submitted (both are filled only for a step that needs them). `sizes`: CPU and memory
+    of machines that report them. `devices`: the milli-GPUs of each device that workloads may hold, for the accepting
+    machines, None if unknown. `restartable`: the machines of which the engine said that all their jobs would start
+    elsewhere at once. `accepting_machines`: those on which the cycle could start work: ready and not cordoned.
     """
 
     pending: tuple[PendingWork, ...] = ()
@@ -86,24 +87,24 @@ class MachineDemand:
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     devices: Mapping[str, Mapping[int, int]] | None = None
     restartable: frozenset[str] = frozenset()
-    open_machines: frozenset[str] = frozenset()
+    accepting_machines: frozenset[str] = frozenset()
 
-    def used(self, machine: str) -> bool:
-        """Whether work has a row on a machine, or is about to."""
+    def has_work(self, machine: str) -> bool:
+        """Whether an attempt is on a machine, or a workload is nominated to it."""
         return self.busy.get(machine, 0) > 0 or machine in self.nominated
 
-    def on(self, machine: str) -> Sequence[PlacedWork]:
-        """Return what holds room of a machine."""
-        return self.by_machine.get(machine, ())
+    def placed_on(self, machine: str) -> Sequence[PlacedWork]:
+        """Return the workers on a machine."""
+        return self.placed_by_machine.get(machine, ())
 
     @cached_property
-    def by_machine(self) -> Mapping[str, Sequence[PlacedWork]]:
-        """What holds room of each machine that has work."""
+    def placed_by_machine(self) -> Mapping[str, Sequence[PlacedWork]]:
+        """The workers on each machine that has any."""
         result: dict[str, list[PlacedWork]] = {}
-        for one in self.placed:
-            result.setdefault(one.machine, []).append(one)
+        for worker in self.placed:
+            result.setdefault(worker.machine, []).append(worker)
         return result
 
-    def waits_for(self, pool: str) -> bool:
-        """Whether work waits that a machine of a pool could run, or is about to start in it."""
-        return any(pool in one.pools for one in self.pending)
+    def has_pending_for(self, pool: str) -> bool:
+        """Whether a pending workload may run in a pool."""
+        return any(pool in work.pools for work in self.pending)

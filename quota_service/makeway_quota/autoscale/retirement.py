@@ -83,7 +83,7 @@ def retire(
     idle_to_keep = _idle_to_keep(deployment, now)
     rows = [machine for machine in machines if not machine.finished]
     for machine in sorted(rows, key=lambda row: (-_used_at(row, moment), row.id)):  # the last used one is kept
-        used = demand.used(machine.id)
+        used = demand.has_work(machine.id)
         if used and machine.state == "draining" and machine.drain == "move":
             yield machine, MachineEvent("moving" if _goes_on(deployment, machine, rows, demand) else "needed")
             continue
@@ -103,7 +103,7 @@ def retire(
 
 def _goes_on(deployment: Deployment, machine: Machine, rows: list[Machine], demand: MachineDemand) -> bool:
     """Whether the jobs of a machine still move: they have their notices, or still fit elsewhere while nothing waits."""
-    leave = any(job.leaves for job in demand.on(machine.id))
+    leave = any(job.is_leaving for job in demand.placed_on(machine.id))
     return leave or can_be_moved(deployment, machine, rows, demand)
 
 

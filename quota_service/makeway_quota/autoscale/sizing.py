@@ -296,7 +296,7 @@ class _Known(NamedTuple):
     def room(self, sized: Deployment, demand: MachineDemand) -> MachineRoom:
         """Return its room that pending work can take."""
         room = self.whole(sized)
-        return room_without(room, demand.on(self.machine.id)) if self.machine.state == "draining" else room
+        return room_without(room, demand.placed_on(self.machine.id)) if self.machine.state == "draining" else room
 
 
 def _boots(
@@ -319,7 +319,7 @@ def _served(sizer: _Sizer) -> dict[str, tuple[str | int, ...]]:
 
 
 def _idle(machine: Machine, demand: MachineDemand) -> bool:
-    return machine.id in demand.nodes and not demand.used(machine.id)
+    return machine.id in demand.nodes and not demand.has_work(machine.id)
 
 
 def _has_room(machine: Machine, demand: MachineDemand) -> bool:
@@ -327,15 +327,15 @@ def _has_room(machine: Machine, demand: MachineDemand) -> bool:
 
     One whose jobs are to be moved has room beside them until they have their notices.
     """
-    if machine.state == "draining" and machine.drain == "move" and demand.used(machine.id):
-        return not any(job.leaves for job in demand.on(machine.id))
+    if machine.state == "draining" and machine.drain == "move" and demand.has_work(machine.id):
+        return not any(job.is_leaving for job in demand.placed_on(machine.id))
     if machine.starting:
         return True
     if machine.state == "ready":
-        return machine.id not in demand.nodes and not demand.used(machine.id)
+        return machine.id not in demand.nodes and not demand.has_work(machine.id)
     return (
         machine.state == "draining"
         and machine.drain in CANCELLABLE
         and machine.deadline is None
-        and not demand.used(machine.id)
+        and not demand.has_work(machine.id)
     )

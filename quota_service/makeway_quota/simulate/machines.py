@@ -102,7 +102,7 @@ class SimulatedDeployment:
         result = cycle(self.store, self._provider, self.deployment, seen, self._leader)
         if result.drained_for_move is not None:
             self._moved_at = now
-        self._used = frozenset(row.id for row in self.machines if work is None or work.used(row.id))
+        self._used = frozenset(row.id for row in self.machines if work is None or work.has_work(row.id))
         codes = {one.code for one in result.refusals}
         self.unservable = bool(result.unserved) and codes <= LASTING and not self.store.rows
         self._forget()

@@ -34,7 +34,7 @@ class _Targets(NamedTuple):
     def take(self, jobs: Sequence[PlacedWork], rules: MoveRules) -> bool:
         """Whether all jobs fit, each whole on the fullest machine with room, and the headroom stays free."""
         workers: dict[str, list[PlacedWork]] = {}
-        for one in sorted(jobs, key=lambda one: (-_milli(one), one.workload)):
+        for one in sorted(jobs, key=lambda one: (-_milli_gpus(one), one.workload)):
             workers.setdefault(one.workload, []).append(one)
         for job in workers.values():
             self.rooms.sort(key=lambda room: (sum(room.free), room.machine or ""))
@@ -48,7 +48,7 @@ def _take(room: MachineRoom, workers: Iterable[PlacedWork]) -> bool:
     """Take the room of all workers of a job on one machine; take none where they do not fit."""
     taken: list[tuple[PendingWork, Devices]] = []
     for one in workers:
-        asked = PendingWork(one.workload, (), gpus=_milli(one), cpu=one.cpu, memory=one.memory)
+        asked = PendingWork(one.workload, (), gpus=_milli_gpus(one), cpu=one.cpu, memory=one.memory)
         devices = room.take(asked)
         if devices is None:
             for before in taken:
@@ -80,15 +80,15 @@ def candidates(
     if rules is None:
         return []
     rows = [machine for machine in machines if not machine.finished]
-    by_machine = demand.by_machine
+    by_machine = demand.placed_by_machine
     if moving := [row for row in rows if row.drain == "move"]:
-        without = [row for row in moving if not any(job.leaves for job in by_machine.get(row.id, ()))]
+        without = [row for row in moving if not any(job.is_leaving for job in by_machine.get(row.id, ()))]
         return [row for row in without if _fits(deployment, row, rows, demand)]
     if deployment.paused or last is None or now - last < rules.interval:
         return []
     tried = sorted(
         (row for row in rows if row.accepts_work and _may_empty(row, by_machine.get(row.id, ()), rules, demand, now)),
-        key=lambda row: (sum(map(_milli, by_machine[row.id])), len(by_machine[row.id]), -(row.price or 0), row.id),
+        key=lambda row: (sum(map(_milli_gpus, by_machine[row.id])), len(by_machine[row.id]), -(row.price or 0), row.id),
     )[:CANDIDATES]
     paying = [row for row in tried if _pays(deployment, row, by_machine[row.id], now)]
     return [row for row in paying if _fits(deployment, row, rows, demand)]
@@ -105,9 +105,9 @@ def _fits(deployment: Deployment, machine: Machine, machines: Iterable[Machine],
     """Whether all that runs on a machine has room on other ready machines with work, and nothing waits or boots."""
     rules = deployment.moves
     rows = [row for row in machines if row.pool == machine.pool]
-    by_machine = demand.by_machine
+    by_machine = demand.placed_by_machine
     jobs = by_machine.get(machine.id, ())
-    quiet = not demand.waits_for(machine.pool) and not any(row.starting or row.state == "lost" for row in rows)
+    quiet = not demand.has_pending_for(machine.pool) and not any(row.starting or row.state == "lost" for row in rows)
     if rules is None or not quiet or machine.id in demand.nominated:
         return False
     if _count(jobs) > rules.max_jobs or not all(job.movable and not job.notice for job in jobs):
@@ -140,7 +140,7 @@ def _may_empty(
     """
     if not 0 < _count(jobs) <= rules.max_jobs or machine.id not in demand.nodes:
         return False
-    long = all(now - job.since >= rules.interval and job.lost <= rules.interval for job in jobs)
+    long = all(now - job.attempt_started_at >= rules.interval and job.lost_seconds <= rules.interval for job in jobs)
     return long and all(job.movable and not job.notice for job in jobs)
 
 
@@ -151,10 +151,12 @@ def _pays(deployment: Deployment, machine: Machine, jobs: Sequence[PlacedWork], 
     """
     machine_type = deployment.type(machine.type)
     price = machine.price or 1
-    seconds = max(now - job.since if job.remaining is None else job.remaining for job in jobs)
+    seconds = max(
+        now - job.attempt_started_at if job.remaining_seconds is None else job.remaining_seconds for job in jobs
+    )
     saved = price * (seconds + (machine_type.idle_timeout if machine_type is not None else 0.0))
     whole = machine.gpus * GPU
-    lost = sum(price * (_milli(job) / whole if whole else 1.0) * (job.lost + MOVE_SECONDS) for job in jobs)
+    lost = sum(price * (_milli_gpus(job) / whole if whole else 1.0) * (job.lost_seconds + MOVE_SECONDS) for job in jobs)
     return saved > lost
 
 
@@ -174,5 +176,5 @@ def _room(
     return room_without(room, placed)
 
 
-def _milli(job: PlacedWork) -> int:
-    return len(job.devices) * job.milli
+def _milli_gpus(job: PlacedWork) -> int:
+    return len(job.devices) * job.milli_gpus

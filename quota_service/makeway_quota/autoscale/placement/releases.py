@@ -20,7 +20,7 @@ def room_without(room: MachineRoom, placed: Iterable[PlacedWork]) -> MachineRoom
     for one in placed:
         for device in one.devices:
             if device < len(room.free):
-                room.free[device] = max(0, room.free[device] - one.milli)
+                room.free[device] = max(0, room.free[device] - one.milli_gpus)
         room.cpu -= one.cpu if room.cpu < UNLIMITED else 0
         room.memory -= one.memory if room.memory < UNLIMITED else 0
     return room
@@ -101,7 +101,7 @@ class Releases:
             return
         for row, machine_type in machines:
             if row.id in ends and row.accepts_work and row.id in demand.nodes:
-                self._machines.append(_Releasing(row, machine_type, demand.on(row.id), ends[row.id]))
+                self._machines.append(_Releasing(row, machine_type, demand.placed_on(row.id), ends[row.id]))
         self._ends = sorted(end for one in self._machines for end in one.ends)
 
     def take(self, work: PendingWork, workers: int, kind: str) -> float | None:

@@ -31,5 +31,5 @@ class OtherDeployment:
             if machine_type is None or row.finished:
                 continue
             late = row.starting and now - row.requested_at > self.deployment.timeouts(row.type).start_timeout
-            if not late and not (row.state == "draining" and row.id in demand.open_machines):
+            if not late and not (row.state == "draining" and row.id in demand.accepting_machines):
                 yield row, machine_type

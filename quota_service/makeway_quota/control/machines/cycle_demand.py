@@ -23,7 +23,7 @@ from ..world.world import World
 class CycleDemand:
     """The work as a cycle left it. `began`: when it observed the nodes, on a clock that never jumps.
 
-    `open_machines`: those on which the cycle could start work; `busy` counts the attempts that have a row there.
+    `accepting_machines`: those on which the cycle could start work; `busy` counts the attempts that have a row there.
     `rows`: the work that holds GPUs or has a nomination, with its times by the present clock; `machines`: by node;
     `submitted`: when pending work was; `jobs`: what is known of running jobs; `sizes`: CPU and memory of machines;
     `devices`: the milli-GPUs for work on each device of machines that take it. `restartable`: the machines whose jobs
@@ -33,7 +33,7 @@ class CycleDemand:
     began: float
     pending: tuple[PendingWork, ...]
     nodes: frozenset[str]
-    open_machines: frozenset[str]
+    accepting_machines: frozenset[str]
     busy: Mapping[str, int]
     nominated: frozenset[str]
     rows: tuple[Workload, ...] = ()
@@ -50,7 +50,7 @@ class CycleDemand:
 
         `moves`: whether jobs may be moved, so that the step has to know all that runs.
         """
-        if any(machine.id in self.open_machines for machine in machines if machine.state == "draining"):
+        if any(machine.id in self.accepting_machines for machine in machines if machine.state == "draining"):
             return None
         placed = self.placed if moves or (self.pending and any(map(certain_end, self.rows))) else ()
         return MachineDemand(
@@ -63,7 +63,7 @@ class CycleDemand:
             self.sizes,
             self.devices,
             self.restartable,
-            self.open_machines,
+            self.accepting_machines,
         )
 
     def with_answers(
@@ -146,7 +146,10 @@ def _placed_work(row: Workload, place: Place, machine: str, jobs: JobFacts | Non
     if jobs is None:
         return work
     return work._replace(
-        movable=jobs.movable(row), lost=jobs.lost(row), remaining=jobs.runs_for(row), notice=_kind(row)
+        movable=jobs.movable(row),
+        lost_seconds=jobs.lost(row),
+        remaining_seconds=jobs.runs_for(row),
+        notice=_kind(row),
     )
 
 
@@ -194,10 +197,10 @@ def cycle_demand(
         name: (_for_work(node.cpu, node.foreign_cpu), _for_work(node.memory, node.foreign_memory))
         for name, node in by_machine.items()
     }
-    open_machines = frozenset(accepting)
-    devices = {name: _devices_for_work(by_machine[name]) for name in open_machines} if jobs is not None else None
-    kept = open_machines.intersection(machine for one in pending for machine in one.awaits)
-    known = frozenset(by_machine), open_machines, busy, nominated | kept
+    accepting_machines = frozenset(accepting)
+    devices = {name: _devices_for_work(by_machine[name]) for name in accepting_machines} if jobs is not None else None
+    kept = accepting_machines.intersection(machine for one in pending for machine in one.awaits)
+    known = frozenset(by_machine), accepting_machines, busy, nominated | kept
     return CycleDemand(began, pending, *known, rows, machines, submitted or {}, jobs, sizes, devices)
 
 

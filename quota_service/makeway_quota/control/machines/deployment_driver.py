@@ -484,5 +484,5 @@ def _fenced(rows: MachineRows, demand: MachineDemand | None) -> Iterator[tuple[s
     if demand is None:
         return
     for machine in rows.machines:
-        if machine.state == "lost" and not demand.used(machine.id):
+        if machine.state == "lost" and not demand.has_work(machine.id):
             yield machine.id, MachineEvent("fenced")

@@ -37,7 +37,7 @@ def moving(
         rows = [row for row in machines if row.deployment == deployment.name]
         for row in rows if known is not None else ():
             if known is not None and row.state == "draining" and row.drain == "move" and row.id not in known.nominated:
-                leave = any(job.leaves for job in known.on(row.id))
+                leave = any(job.is_leaving for job in known.placed_on(row.id))
                 if leave or can_be_moved(deployment, row, rows, known):
                     result.add(row.id)
     return frozenset(result)
