@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from makeway_quota.autoscale.provider import OutcomeUnknown
+from makeway_quota.autoscale.provider import CallOutcomeUnknown
 from makeway_quota.autoscale.providers.local import LocalProvider
 
 TABLE = "partition"
@@ -78,7 +78,7 @@ class NetworkedCloud(LocalProvider):
     def terminate(self, instance: str) -> bool:
         """End a machine, unless the call has no answer."""
         if instance in self.unanswered:
-            raise OutcomeUnknown("no answer")
+            raise CallOutcomeUnknown("no answer")
         return super().terminate(instance)
 
 

@@ -16,10 +16,10 @@ from ec2_cloud import AWS, AWS_TYPE, IMAGE, ZONES, Ec2Cloud, served, set_environ
 from makeway_quota.autoscale.deployment import Deployment
 from makeway_quota.autoscale.instances import Instance
 from makeway_quota.autoscale.provider import (
+    CallOutcomeUnknown,
     Denied,
     InvalidLaunch,
     JoinData,
-    OutcomeUnknown,
     ProviderError,
     QuotaReached,
     StockOut,
@@ -149,9 +149,9 @@ def test_user_data_are_the_boot_script_with_the_token_of_the_machine_and_no_othe
         (400, "InvalidAMIID.NotFound", InvalidLaunch),
         (400, "InvalidParameterValue", InvalidLaunch),
         (400, "SomethingNew", InvalidLaunch),
-        (500, "InternalError", OutcomeUnknown),
-        (503, "Unavailable", OutcomeUnknown),
-        (503, "SomethingNew", OutcomeUnknown),
+        (500, "InternalError", CallOutcomeUnknown),
+        (503, "Unavailable", CallOutcomeUnknown),
+        (503, "SomethingNew", CallOutcomeUnknown),
     ],
 )
 def test_every_refusal_of_a_launch_has_one_meaning_and_is_called_once(
@@ -199,14 +199,14 @@ def test_a_boot_script_of_another_release_finds_the_instance_of_the_first_call(
 ) -> None:
     """boto3#4406: the same token with other bytes, as after an upgrade between two calls."""
     cloud.lost_after = 1
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(CallOutcomeUnknown):
         provider.launch(request(), "m-1", JOIN)
     [instance] = cloud.instances
     monkeypatch.setattr(aws_launch, "boot_script", lambda *options: "#!/bin/sh\n# of a later release\n")
     assert provider.launch(request(), "m-1", JOIN).id == instance
     assert len(cloud.instances) == 1
     cloud.delay = cloud.instances[instance].visible_at = time.time() + 600
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(CallOutcomeUnknown):
         provider.launch(request(), "m-1", JOIN)
     assert len(cloud.instances) == 1
 
@@ -267,7 +267,7 @@ def test_a_call_without_an_answer_ends_in_time_and_says_that_nothing_is_known(
         "terminate": lambda: provider.terminate("i-0123456789abcdef0"),
         "console": lambda: provider.console("i-0123456789abcdef0"),
     }
-    with pytest.raises(OutcomeUnknown, match="no answer") as lost:
+    with pytest.raises(CallOutcomeUnknown, match="no answer") as lost:
         calls[call]()
     assert not lost.value.certain
     assert time.monotonic() - began < 7.0
@@ -279,7 +279,7 @@ def test_a_launch_and_its_time_outs_end_before_its_row_is_given_up() -> None:
 
 def test_an_address_that_nothing_answers_at_is_a_lost_answer(cloud: Ec2Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_EC2", "http://127.0.0.1:9")
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(CallOutcomeUnknown):
         AwsProvider(AWS, "here").launch(request(), "m-1")
 
 

@@ -19,10 +19,10 @@ from autoscale.fleet import Fleet, gpu_work
 from gce_cloud import GCP, GCP_TYPE, IMAGE, PROJECT, ZONES, GceCloud, account_key, served, set_environment
 from makeway_quota.autoscale.deployment import Deployment
 from makeway_quota.autoscale.provider import (
+    CallOutcomeUnknown,
     Denied,
     InvalidLaunch,
     JoinData,
-    OutcomeUnknown,
     ProviderError,
     QuotaReached,
     StockOut,
@@ -136,9 +136,9 @@ def test_the_metadata_are_the_boot_script_with_the_token_of_the_machine_and_no_o
         (400, "invalid", InvalidLaunch),
         (404, "notFound", InvalidLaunch),
         (412, "conditionNotMet", InvalidLaunch),
-        (400, "resourceNotReady", OutcomeUnknown),
-        (500, "internalError", OutcomeUnknown),
-        (503, "backendError", OutcomeUnknown),
+        (400, "resourceNotReady", CallOutcomeUnknown),
+        (500, "internalError", CallOutcomeUnknown),
+        (503, "backendError", CallOutcomeUnknown),
     ],
 )
 def test_every_refusal_of_a_launch_has_one_meaning_and_is_called_once(
@@ -166,7 +166,7 @@ def test_every_refusal_of_a_launch_has_one_meaning_and_is_called_once(
         ("PERMISSIONS_ERROR", Denied),
         ("RESOURCE_NOT_FOUND", InvalidLaunch),
         ("SOMETHING_NEW", InvalidLaunch),
-        ("INTERNAL_ERROR", OutcomeUnknown),
+        ("INTERNAL_ERROR", CallOutcomeUnknown),
     ],
 )
 def test_an_operation_that_fails_later_is_the_answer_of_its_launch(
@@ -194,7 +194,7 @@ def test_an_operation_that_goes_on_is_unknown_and_the_next_call_finds_it(
     monkeypatch.setattr(gcp, "LAUNCH_SECONDS", 0.3)
     cloud.slow, cloud.failures = 1_000_000, ["", "ZONE_RESOURCE_POOL_EXHAUSTED"]
     for machine in ("m-1", "m-2"):
-        with pytest.raises(OutcomeUnknown, match="goes on"):
+        with pytest.raises(CallOutcomeUnknown, match="goes on"):
             provider.launch(request(machine), machine)
     assert sorted((one.machine, one.state) for one in provider.list("cloud", 0.0).instances)[1] == ("m-2", "pending")
     for operation in cloud._operations.values():
@@ -209,7 +209,7 @@ def test_polls_that_fail_say_nothing_of_the_launch(cloud: GceCloud, provider: Gc
     cloud.errors["zoneOperations.get"] = [(403, "rateLimitExceeded"), (503, "backendError"), (403, "forbidden")]
     assert provider.launch(request(), "m-1").state == "running"
     cloud.errors["instances.get"] = [(403, "forbidden")]
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(CallOutcomeUnknown):
         provider.launch(request("m-2"), "m-2")
     assert len(cloud.instances) == 2
 
@@ -218,7 +218,7 @@ def test_a_request_id_that_google_has_forgotten_finds_the_instance_by_its_name(
     cloud: GceCloud, provider: GcpProvider
 ) -> None:
     cloud.lost_after = 1
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(CallOutcomeUnknown):
         provider.launch(request(), "m-1", JOIN)
     cloud.ignores_tokens = True
     made = provider.launch(request(), "m-1", JOIN)
@@ -305,7 +305,7 @@ def test_only_an_instance_that_is_not_found_counts_as_gone(cloud: GceCloud, prov
     with pytest.raises(InvalidLaunch, match="other-project"):
         other.terminate(made.id)
     cloud.errors["instances.delete"] = [(400, "resourceNotReady")] * 3
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(CallOutcomeUnknown):
         provider.terminate(made.id)
     assert provider.terminate(made.id)
     assert not provider.terminate(made.id)
@@ -333,7 +333,7 @@ def test_a_call_without_an_answer_ends_in_time_and_says_that_nothing_is_known(
         "terminate": lambda: provider.terminate(f"{ZONES[0]}/m-1"),
         "console": lambda: provider.console(f"{ZONES[0]}/m-1"),
     }
-    with pytest.raises(OutcomeUnknown, match="no answer") as lost:
+    with pytest.raises(CallOutcomeUnknown, match="no answer") as lost:
         calls[call]()
     assert not lost.value.certain
     assert time.monotonic() - began < 7.0
@@ -346,7 +346,7 @@ def test_a_launch_and_its_time_outs_end_before_its_row_is_given_up() -> None:
 
 def test_an_address_that_nothing_answers_at_is_a_lost_answer(cloud: GceCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(gcp.ENDPOINT, "http://127.0.0.1:9")
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(CallOutcomeUnknown):
         GcpProvider(GCP, "here").launch(request(), "m-1")
 
 
@@ -452,7 +452,7 @@ def test_a_stock_out_after_the_instance_was_listed_counts_with_those_before(
         [call] = [one for one in fleet.step().calls if one.kind == "launch"]
         cloud.slow = 10_000
         monkeypatch.setattr(gcp, "LAUNCH_SECONDS", 0.0)
-        assert isinstance(call.make(provider), OutcomeUnknown)
+        assert isinstance(call.make(provider), CallOutcomeUnknown)
         fleet.step()
         assert fleet.states[-1:] == ["booting"]
         for operation in cloud._operations.values():

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from agent.machine_service import JOIN_TOKEN, MACHINE, MachineService, answering
 from autoscale.test_local_provider import QUICK, request, states
-from makeway_quota.autoscale.provider import JoinData, OutcomeUnknown, Provider, ProviderError
+from makeway_quota.autoscale.provider import CallOutcomeUnknown, JoinData, Provider, ProviderError
 from makeway_quota.autoscale.providers.local import LocalProvider
 from makeway_quota.autoscale.providers.local_machine import processes, read_json, start_ticks
 from makeway_quota.autoscale.providers.memory import MemoryProvider
@@ -135,7 +135,7 @@ def test_join_data_belongs_to_a_launch_as_its_request_does_and_is_not_shown(
         made = provider.launch(wanted, MACHINE, join)
         assert provider.launch(wanted, MACHINE, join).id == made.id
         for other in (None, replace(join, token="other"), replace(join, url="http://other")):
-            with pytest.raises(OutcomeUnknown):
+            with pytest.raises(CallOutcomeUnknown):
                 provider.launch(wanted, MACHINE, other)
     assert JOIN_TOKEN not in repr(join)
     secret = [file for file in cloud.folder.rglob("*") if file.is_file() and JOIN_TOKEN.encode() in file.read_bytes()]

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from autoscale.fleet import CLOUD, GPU_TYPE, Fleet, gpu_work
 from makeway_quota.autoscale.provider import (
+    CallOutcomeUnknown,
     Denied,
     InvalidLaunch,
-    OutcomeUnknown,
     ProviderError,
     QuotaReached,
     StockOut,
@@ -226,7 +226,7 @@ def test_a_process_of_another_one_with_the_same_pid_is_not_killed(cloud: LocalPr
 def test_one_token_is_one_machine_also_after_its_end(cloud: LocalProvider) -> None:
     made = cloud.launch(request(), "m-1")
     assert cloud.launch(request(), "m-1").id == made.id
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(CallOutcomeUnknown):
         cloud.launch(request(init_script="another"), "m-1")
     cloud.terminate(made.id)
     repeated = cloud.launch(request(), "m-1")
@@ -235,10 +235,10 @@ def test_one_token_is_one_machine_also_after_its_end(cloud: LocalProvider) -> No
 
 def test_a_lost_answer_is_a_machine_or_none(cloud: LocalProvider) -> None:
     cloud.set_faults(replace(QUICK, lost_before=1, lost_after=1))
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(CallOutcomeUnknown):
         cloud.launch(request(), "m-1")
     assert states(cloud) == []
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(CallOutcomeUnknown):
         cloud.launch(request(), "m-1")
     assert len(states(cloud)) == 1
     assert cloud.launch(request(), "m-1").id == cloud.list("cloud", 0.0).instances[0].id

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from autoscale.fleet import CLOUD, EURO, GPU_TYPE, Fleet, gpu_work
 from makeway_quota.autoscale.instances import Instance
-from makeway_quota.autoscale.provider import Denied, OutcomeUnknown, ProviderError
+from makeway_quota.autoscale.provider import CallOutcomeUnknown, Denied, ProviderError
 from makeway_quota.autoscale.step import ProviderCall, answer
 
 
-@pytest.mark.parametrize(("error", "held_back"), [(OutcomeUnknown("no answer"), []), (Denied("no"), ["denied"])])
+@pytest.mark.parametrize(("error", "held_back"), [(CallOutcomeUnknown("no answer"), []), (Denied("no"), ["denied"])])
 def test_an_end_without_an_answer_holds_back_no_launch(error: ProviderError, held_back: list[str]) -> None:
     fleet = Fleet(pending=[gpu_work()])
     fleet.cycle()

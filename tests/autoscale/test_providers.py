@@ -16,10 +16,10 @@ from ec2_cloud import AWS, AWS_TYPE, Ec2Cloud
 from gce_cloud import GCP, GCP_TYPE, GceCloud
 from makeway_quota.autoscale.deployment import Deployment
 from makeway_quota.autoscale.provider import (
+    CallOutcomeUnknown,
     Denied,
     InvalidLaunch,
     JoinData,
-    OutcomeUnknown,
     Provider,
     ProviderError,
     StockOut,
@@ -138,7 +138,7 @@ def test_a_token_with_other_bytes_launches_nothing_more(cloud: Cloud, changed: s
     """boto3#4406: what EC2 answers is no refusal, as an instance exists."""
     made = cloud.launch()
     change: dict[str, Any] = {"join": JOIN} if changed == "join" else {"instance_type": cloud.bigger}
-    with suppress(OutcomeUnknown):
+    with suppress(CallOutcomeUnknown):
         assert cloud.launch(**change).id == made.id
     assert cloud.alive() == ["m-1"]
 
@@ -154,11 +154,11 @@ def test_the_token_of_an_instance_that_has_ended_launches_none(cloud: Cloud) -> 
 
 def test_a_launch_without_an_answer_was_done_or_not_and_can_be_repeated(cloud: Cloud) -> None:
     cloud.tell(lost_before=1)
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(CallOutcomeUnknown):
         cloud.launch()
     assert cloud.alive() == []
     cloud.tell(lost_after=1)
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(CallOutcomeUnknown):
         cloud.launch()
     assert cloud.alive() == ["m-1"]
     made = cloud.launch()

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from autoscale.fleet import START, Fleet, draining, gpu_work, one_ready
 from makeway_quota.autoscale.machine import Machine, MachineEvent
-from makeway_quota.autoscale.provider import OutcomeUnknown, StockOut
+from makeway_quota.autoscale.provider import CallOutcomeUnknown, StockOut
 from makeway_quota.autoscale.step import step
 
 
@@ -65,7 +65,7 @@ def test_an_administrator_hears_of_a_machine_that_does_not_end() -> None:
 
 def test_errors_say_whether_something_may_have_been_done() -> None:
     assert StockOut.certain
-    assert not OutcomeUnknown.certain
+    assert not CallOutcomeUnknown.certain
 
 
 def test_a_machine_is_tagged_in_the_call_that_launches_it() -> None:

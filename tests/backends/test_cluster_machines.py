@@ -10,7 +10,7 @@ import pytest
 from cluster_machines import CONFIG, DEPLOYMENT, EVENTS, GPU, NOW, PODS, REQUEST, SELECTOR, SETTINGS, Server, listed
 from makeway_quota.autoscale.instances import Instance, match_instances
 from makeway_quota.autoscale.machine import Machine
-from makeway_quota.autoscale.provider import Denied, InvalidLaunch, OutcomeUnknown, QuotaReached, StockOut
+from makeway_quota.autoscale.provider import CallOutcomeUnknown, Denied, InvalidLaunch, QuotaReached, StockOut
 from makeway_quota.autoscale.transitions import apply_event
 from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.kubernetes.api.client import ApiStatusError, ApiUnreachable, Object
@@ -49,7 +49,7 @@ def test_a_machine_is_a_placeholder_of_its_shape_in_its_pool(server: Server, pro
     assert (spec["priorityClassName"], spec["automountServiceAccountToken"]) == ("low", False)
     assert provider.launch(REQUEST, "m-1") == made, "a repeated call makes nothing new"
     assert server.made == 2
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(CallOutcomeUnknown):
         provider.launch(REQUEST.replace("65536", "1024"), "m-1")
 
 
@@ -188,7 +188,7 @@ def test_a_placeholder_that_may_have_been_created_keeps_its_record(
         return result
 
     server.create = lost  # type: ignore[method-assign]
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(CallOutcomeUnknown):
         provider.launch(REQUEST, "m-1")
     assert server.names() == ["makeway-machine-m-1", "makeway-machine-m-1-place"]
     assert provider.terminate("makeway-machine-m-1")
@@ -257,7 +257,7 @@ def machine(**fields: Any) -> Machine:
         (ApiStatusError(403, "Forbidden", "denied by a policy"), InvalidLaunch),
         (ApiStatusError(403, "Forbidden", "cannot create resource pods"), Denied),
         (ApiStatusError(422, "Invalid", "spec is invalid"), InvalidLaunch),
-        (ApiUnreachable("it does not answer"), OutcomeUnknown),
+        (ApiUnreachable("it does not answer"), CallOutcomeUnknown),
     ],
 )
 def test_refusals_of_the_api_server_are_those_of_a_provider(

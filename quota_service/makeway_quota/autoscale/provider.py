@@ -84,7 +84,7 @@ class InvalidLaunch(ProviderError):
     failure = "invalid"
 
 
-class OutcomeUnknown(ProviderError):
+class CallOutcomeUnknown(ProviderError):
     """The outcome is unknown, as there was no answer, or none that says what was done: an instance may exist."""
 
     failure = "no_answer"

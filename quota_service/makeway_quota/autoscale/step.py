@@ -305,16 +305,8 @@ def step(
     served: Mapping[str, tuple[str, ...]] | None = None
     emptied: Machine | None = None
     if seen.demand is not None:
-        sizing = size(
-            deployment,
-            work.machines.values(),
-            seen.demand,
-            work.backoffs,
-            money,
-            seen.now,
-            seen.boot_seconds,
-            seen.others,
-        )
+        known = work.backoffs, money, seen.now, seen.boot_seconds, seen.others
+        sizing = size(deployment, work.machines.values(), seen.demand, *known)
         unserved, refusals = sizing.unserved, sizing.refusals
         moment = StepTime(seen.now, seen.observing_since)
         for machine, decided in retire(deployment, work.machines.values(), seen.demand, sizing.needed, moment):

@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError
 
 from ..deployment import Deployment, MachineType
 from ..instances import Instance, InstanceList, InstanceState
-from ..provider import Denied, InvalidLaunch, JoinData, OutcomeUnknown, ProviderError
+from ..provider import CallOutcomeUnknown, Denied, InvalidLaunch, JoinData, ProviderError
 from .aws_errors import as_provider_errors, error_code
 from .aws_launch import DEPLOYMENT_TAG, INSTALLATION_TAG, MACHINE_TAG, launch_parameters, parse_request
 
@@ -50,7 +50,7 @@ CREDENTIAL_KEYS = ("access_key_id", "secret_access_key", "session_token")
 
 
 class AwsProvider:
-    """The instances of one deployment in its region. Every call has a timeout; after it, OutcomeUnknown is raised."""
+    """The instances of one deployment in its region. Every call has a timeout and then raises CallOutcomeUnknown."""
 
     def __init__(self, deployment: Deployment, installation: str, secrets: Mapping[str, str] | None = None) -> None:
         """`installation`: the id of this Makeway, a tag of its instances. `secrets`: values by CREDENTIAL_KEYS."""
@@ -132,7 +132,7 @@ class AwsProvider:
                 raise
         states = [change["PreviousState"]["Name"] for change in answer.get("TerminatingInstances", ())]
         if not states:
-            raise OutcomeUnknown("TerminateInstances: the answer names no instance")
+            raise CallOutcomeUnknown("TerminateInstances: the answer names no instance")
         return bool(states[0] != "terminated")
 
     def console(self, instance: str) -> str:
@@ -207,7 +207,7 @@ class AwsProvider:
             return _instance(record)
         if code == "IdempotentInstanceTerminated":
             return Instance("", fields["machine"], fields["deployment"], "terminated")
-        raise OutcomeUnknown(f"RunInstances: {code}: an instance with this token is not listed")
+        raise CallOutcomeUnknown(f"RunInstances: {code}: an instance with this token is not listed")
 
     def _terminate(self, instance: str, *, dry_run: bool = False) -> Any:
         return self._client(self.region).terminate_instances(InstanceIds=[instance], DryRun=dry_run)

@@ -24,7 +24,7 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
-from ..provider import Denied, InvalidLaunch, OutcomeUnknown, ProviderError, QuotaReached, StockOut, Throttled
+from ..provider import CallOutcomeUnknown, Denied, InvalidLaunch, ProviderError, QuotaReached, StockOut, Throttled
 
 log = logging.getLogger("makeway.machines")
 
@@ -106,7 +106,7 @@ def as_provider_errors(action: str) -> Iterator[None]:
     except ParamValidationError as error:
         raise InvalidLaunch(f"{action}: {str(error)[:MAX_MESSAGE]}") from error
     except (ConnectionError, HTTPClientError, ResponseParserError) as error:  # the last: a proxy's own page
-        raise OutcomeUnknown(f"{action}: no answer: {str(error)[:MAX_MESSAGE]}") from error
+        raise CallOutcomeUnknown(f"{action}: no answer: {str(error)[:MAX_MESSAGE]}") from error
     except BotoCoreError as error:
         raise _of_the_sdk(error)(f"{action}: {type(error).__name__}: {str(error)[:MAX_MESSAGE]}") from error
 
@@ -117,13 +117,13 @@ def _meant(error: ClientError) -> type[ProviderError]:
         if code in codes:
             return meaning
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return InvalidLaunch if 400 <= status < 500 and code not in UNKNOWN else OutcomeUnknown
+    return InvalidLaunch if 400 <= status < 500 and code not in UNKNOWN else CallOutcomeUnknown
 
 
 def _of_the_sdk(error: BotoCoreError) -> type[ProviderError]:
     """Return what another error of the SDK means: it is of the credentials, or nothing is known."""
     credentials = any(word in type(error).__name__ for word in ("Credential", "Token", "SSO", "Login"))
-    return Denied if credentials else OutcomeUnknown
+    return Denied if credentials else CallOutcomeUnknown
 
 
 def _message(action: str, response: Any) -> str:

@@ -27,7 +27,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from ..deployment import Deployment, MachineType
 from ..instances import Instance, InstanceList, InstanceState
-from ..provider import Denied, InvalidLaunch, JoinData, OutcomeUnknown, ProviderError, QuotaReached, Throttled
+from ..provider import CallOutcomeUnknown, Denied, InvalidLaunch, JoinData, ProviderError, QuotaReached, Throttled
 from .gcp_errors import NameTaken, NoSuchInstance, as_provider_errors, failure_of
 from .gcp_launch import (
     DEPLOYMENT_LABEL,
@@ -227,19 +227,19 @@ class GcpProvider:
         tries = Retrying(
             stop=stop_after_attempt(READ_TRIES),
             wait=wait_random_exponential(multiplier=0.5, max=2.0),
-            retry=retry_if_exception_type((OutcomeUnknown, Throttled)),
+            retry=retry_if_exception_type((CallOutcomeUnknown, Throttled)),
             reraise=True,
         )
         return tries(once)
 
     def _failure(self, project: str, zone: str, operation: Any, give_up: float) -> ProviderError | None:
-        """Return why the operation of a launch failed, None if it has not; OutcomeUnknown while it goes on."""
+        """Return why the operation of a launch failed, None if it has not; CallOutcomeUnknown while it goes on."""
         client = self._client(compute_v1.ZoneOperationsClient)
         request = compute_v1.GetZoneOperationRequest(project=project, zone=zone, operation=operation.name)
         problem = ""
         while operation.status != compute_v1.Operation.Status.DONE:
             if time.monotonic() > give_up:
-                raise OutcomeUnknown(f"instances.insert: the operation {operation.name} goes on{problem}")
+                raise CallOutcomeUnknown(f"instances.insert: the operation {operation.name} goes on{problem}")
             time.sleep(POLL_SECONDS)
             try:
                 with as_provider_errors("zoneOperations.get"):
@@ -262,7 +262,7 @@ class GcpProvider:
         except NoSuchInstance:
             return None
         except ProviderError as error:  # it was launched
-            raise OutcomeUnknown(str(error)) from error
+            raise CallOutcomeUnknown(str(error)) from error
 
     def _launched_before(self, wanted: dict[str, Any], taken: NameTaken) -> Instance:
         """Return the instance that has the name of a machine, as after a call whose request id is forgotten."""

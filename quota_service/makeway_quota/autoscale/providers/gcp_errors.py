@@ -14,7 +14,7 @@ from google.api_core.exceptions import Conflict, GoogleAPICallError, NotFound
 from google.auth.exceptions import GoogleAuthError, TransportError
 from requests.exceptions import RequestException
 
-from ..provider import Denied, InvalidLaunch, OutcomeUnknown, ProviderError, QuotaReached, StockOut, Throttled
+from ..provider import CallOutcomeUnknown, Denied, InvalidLaunch, ProviderError, QuotaReached, StockOut, Throttled
 
 MAX_MESSAGE = 300
 STOCK_OUT = frozenset(
@@ -63,7 +63,7 @@ class NoSuchInstance(InvalidLaunch):
     """There is no instance of that name in that zone."""
 
 
-class NameTaken(OutcomeUnknown):
+class NameTaken(CallOutcomeUnknown):
     """An instance has that name already: that of an earlier call, or another one."""
 
 
@@ -75,14 +75,14 @@ def as_provider_errors(action: str) -> Iterator[None]:
     except GoogleAPICallError as error:
         raise _answered(error)(f"{action}: {_text(error)}") from error
     except TransportError as error:
-        raise OutcomeUnknown(f"{action}: no answer when logging in: {str(error)[:MAX_MESSAGE]}") from error
+        raise CallOutcomeUnknown(f"{action}: no answer when logging in: {str(error)[:MAX_MESSAGE]}") from error
     except GoogleAuthError as error:
         lost = bool(getattr(error, "retryable", False))
-        raise (OutcomeUnknown if lost else Denied)(f"{action}: {str(error)[:MAX_MESSAGE]}") from error
+        raise (CallOutcomeUnknown if lost else Denied)(f"{action}: {str(error)[:MAX_MESSAGE]}") from error
     except RequestException as error:
-        raise OutcomeUnknown(f"{action}: no answer: {str(error)[:MAX_MESSAGE]}") from error
+        raise CallOutcomeUnknown(f"{action}: no answer: {str(error)[:MAX_MESSAGE]}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:  # a proxy's own page
-        raise OutcomeUnknown(f"{action}: the answer cannot be read: {str(error)[:MAX_MESSAGE]}") from error
+        raise CallOutcomeUnknown(f"{action}: the answer cannot be read: {str(error)[:MAX_MESSAGE]}") from error
 
 
 def failure_of(operation: Any, action: str) -> ProviderError | None:
@@ -95,7 +95,7 @@ def failure_of(operation: Any, action: str) -> ProviderError | None:
     meaning = _meant(codes, " ".join(message for _, message in errors))
     if meaning is None:
         unknown = not codes or any(code.startswith(INTERNAL) for code in codes)
-        meaning = OutcomeUnknown if unknown else InvalidLaunch
+        meaning = CallOutcomeUnknown if unknown else InvalidLaunch
     texts = [f"{code}: {message[:MAX_MESSAGE]}" for code, message in errors]
     return meaning(f"{action}: {'; '.join(texts) or operation.http_error_message or status}")
 
@@ -114,7 +114,7 @@ def _answered(error: GoogleAPICallError) -> type[ProviderError]:
         return NameTaken
     if isinstance(error, NotFound) and "/instances/" in str(error.message).partition("The resource ")[2]:
         return NoSuchInstance
-    return InvalidLaunch if 400 <= status < 500 and status != 408 else OutcomeUnknown
+    return InvalidLaunch if 400 <= status < 500 and status != 408 else CallOutcomeUnknown
 
 
 def _meant(codes: Iterable[str], message: str) -> type[ProviderError] | None:
@@ -124,7 +124,7 @@ def _meant(codes: Iterable[str], message: str) -> type[ProviderError] | None:
         (THROTTLED, Throttled),
         (QUOTA, QuotaReached),
         (DENIED, Denied),
-        (UNKNOWN, OutcomeUnknown),
+        (UNKNOWN, CallOutcomeUnknown),
         (TAKEN, NameTaken),
     ):
         if group.intersection(known):

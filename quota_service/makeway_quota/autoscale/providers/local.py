@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ..instances import Instance, InstanceList, InstanceState
-from ..provider import Denied, InvalidLaunch, JoinData, OutcomeUnknown, QuotaReached, StockOut, Throttled
+from ..provider import CallOutcomeUnknown, Denied, InvalidLaunch, JoinData, QuotaReached, StockOut, Throttled
 from . import local_machine
 from .local_machine import MARK, boot_id, processes, read_json, start_ticks, write_json
 
@@ -106,14 +106,14 @@ class LocalProvider:
         with self._call() as faults:
             if faults.lost_before:
                 self._count_down("lost_before")
-                raise OutcomeUnknown("no answer")
+                raise CallOutcomeUnknown("no answer")
             known = read_json(self.folder / "tokens" / token)
             if known is not None:
                 return self._repeated(known, request, join, faults)
             made = self._create(request, token, join, faults)
             if faults.lost_after:
                 self._count_down("lost_after")
-                raise OutcomeUnknown("no answer")
+                raise CallOutcomeUnknown("no answer")
             return made
 
     def terminate(self, instance: str) -> bool:
@@ -167,7 +167,7 @@ class LocalProvider:
                     raise Throttled("too many calls")
                 yield self.faults()
         except OSError as error:
-            raise OutcomeUnknown(f"{self.folder}: {error.strerror}") from error
+            raise CallOutcomeUnknown(f"{self.folder}: {error.strerror}") from error
 
     def _count_down(self, name: str) -> None:
         faults = self.faults()
@@ -177,7 +177,7 @@ class LocalProvider:
     def _repeated(self, known: dict[str, Any], request: str, join: JoinData | None, faults: LocalFaults) -> Instance:
         """Return the machine of a token; one whose launch was cut off by a kill is completed."""
         if (known["request"], known.get("join")) != (request, _user_data(join)):
-            raise OutcomeUnknown("this token belongs to another request")
+            raise CallOutcomeUnknown("this token belongs to another request")
         folder = self.folder / "instances" / known["instance"]
         facts = read_json(folder / "instance.json")
         if facts is None:
@@ -232,7 +232,7 @@ class LocalProvider:
                 timeout=30,
             )
         except subprocess.SubprocessError as error:
-            raise OutcomeUnknown(f"the process of {folder.name} was not started: {error}") from error
+            raise CallOutcomeUnknown(f"the process of {folder.name} was not started: {error}") from error
 
     def _check_stock(self, kind: str, faults: LocalFaults) -> None:
         running = []

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..instances import Instance, InstanceList, InstanceState
-from ..provider import Denied, InvalidLaunch, JoinData, OutcomeUnknown, StockOut, Throttled
+from ..provider import CallOutcomeUnknown, Denied, InvalidLaunch, JoinData, StockOut, Throttled
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class MemoryProvider:
         self._throttle()
         if self.lost_before:
             self.lost_before -= 1
-            raise OutcomeUnknown("no answer")
+            raise CallOutcomeUnknown("no answer")
         wanted = json.loads(request)
         known = (
             None if self.ignores_tokens else next((one for one in self.instances.values() if one.token == token), None)
@@ -97,7 +97,7 @@ class MemoryProvider:
         self.launches += 1
         if known is not None:
             if (known.request, known.join) != (request, join):
-                raise OutcomeUnknown("this token belongs to another request")
+                raise CallOutcomeUnknown("this token belongs to another request")
             return self._instance(known)
         if "instance" not in wanted:
             raise InvalidLaunch("the request names no instance type")
@@ -117,7 +117,7 @@ class MemoryProvider:
         self.instances[made.id] = made
         if self.lost_after:
             self.lost_after -= 1
-            raise OutcomeUnknown("no answer")
+            raise CallOutcomeUnknown("no answer")
         return self._instance(made)
 
     def terminate(self, instance: str) -> bool:

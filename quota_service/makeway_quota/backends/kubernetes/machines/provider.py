@@ -23,10 +23,10 @@ from makeway_api.quantities import listed
 
 from ....autoscale.instances import Instance, InstanceList
 from ....autoscale.provider import (
+    CallOutcomeUnknown,
     Denied,
     InvalidLaunch,
     JoinData,
-    OutcomeUnknown,
     ProviderError,
     QuotaReached,
     StockOut,
@@ -195,7 +195,7 @@ class KubernetesProvider:
         names = names_of(machine)
         stored = await _created(client, self._records, record(self._settings, request))
         if stored["data"]["request"] != request:
-            raise OutcomeUnknown(f"{names.record} is the record of another request")
+            raise CallOutcomeUnknown(f"{names.record} is the record of another request")
         if stored["data"]["ended"]:
             return Instance(names.record, machine, deployment, "terminated")
         if not stored["data"]["node"]:
@@ -431,7 +431,7 @@ class KubernetesProvider:
         try:
             return asyncio.run(run())
         except ApiUnreachable as error:
-            raise OutcomeUnknown(str(error)) from error
+            raise CallOutcomeUnknown(str(error)) from error
         except ApiStatusError as error:
             raise _error(error) from error
 
@@ -480,7 +480,7 @@ def _error(error: ApiStatusError) -> ProviderError:
         return Denied(f"{error}; the chart gives the rights by clusterAutoscaler.enabled and .provisioningRequests")
     if error.status in (409, 429):
         return Throttled(str(error))
-    return OutcomeUnknown(str(error))
+    return CallOutcomeUnknown(str(error))
 
 
 def _launch_error(error: ApiStatusError) -> ProviderError:
