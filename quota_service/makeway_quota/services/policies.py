@@ -22,7 +22,7 @@ from .eligibility import title_of
 from .machine_what_if import MachineWhatIf
 from .projection import Projection, projection
 from .refusals import busy, invalid_document, refuse, wire_issues
-from .times import at
+from .times import to_datetime
 
 MAX_PREVIEWS = 4
 """Previews under way and waiting, of all users; one at a time is computed"""
@@ -238,7 +238,9 @@ def _profile_of_teams(profile: Mapping[str, Any], shown: Collection[str]) -> dic
 
 
 def _version(row: VersionRow, document: str | None = None) -> PolicyVersion:
-    return PolicyVersion(version=row.version, at=at(row.at), author=row.author, comment=row.comment, document=document)
+    return PolicyVersion(
+        version=row.version, at=to_datetime(row.at), author=row.author, comment=row.comment, document=document
+    )
 
 
 def _effects(rows: Mapping[str, Workload], effects: Mapping[str, str], anyway: Collection[str]) -> list[WorkloadEffect]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 
-def when(seconds: float | None) -> datetime | None:
+def to_optional_datetime(seconds: float | None) -> datetime | None:
     """Return the time of Unix seconds, or None for None."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
-def at(seconds: float) -> datetime:
+def to_datetime(seconds: float) -> datetime:
     """Return the time of Unix seconds."""
     return datetime.fromtimestamp(seconds, UTC)

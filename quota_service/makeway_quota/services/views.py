@@ -26,7 +26,7 @@ from ..values import Notice as NoticeRow
 from ..values import Place, ordinal
 from ..wording import gpus, outcomes
 from .answer_size import MAX_GRANTS, newest_attempts, shown_text, shown_words
-from .times import at, when
+from .times import to_datetime, to_optional_datetime
 
 
 def gpu(milli: int | float) -> float:
@@ -60,8 +60,8 @@ def reason(row: Workload, problem: str | None = None) -> Reason | None:
     return Reason(
         code=row.reason_code,
         message=row.reason_message,
-        not_before=None if ready else when(row.not_before),
-        ready_by=when(row.not_before) if ready else None,
+        not_before=None if ready else to_optional_datetime(row.not_before),
+        ready_by=to_optional_datetime(row.not_before) if ready else None,
         numbers=dict(row.reason_numbers),
     )
 
@@ -80,15 +80,15 @@ def notice(row: NoticeRow | None) -> Notice | None:
         by_team=row.by_team,
         by_owner=row.by_owner,
         by_workload=row.by_workload,
-        at=at(row.at),
-        deadline=at(row.deadline),
+        at=to_datetime(row.at),
+        deadline=to_datetime(row.deadline),
         preempt_test=row.kind == "preempt_test",
     )
 
 
 def checkpoint(step: int | None, saved_at: float | None) -> Checkpoint | None:
     """Return the newest checkpoint, or None."""
-    return None if saved_at is None and step is None else Checkpoint(step=step, saved_at=when(saved_at))
+    return None if saved_at is None and step is None else Checkpoint(step=step, saved_at=to_optional_datetime(saved_at))
 
 
 STALLED_SECONDS = 60.0
@@ -115,7 +115,7 @@ def progress_model(row: ProgressRow | None, now: float, *, running: bool, whole:
         total=report.total,
         rate=rate,
         remaining_seconds=remaining,
-        updated_at=at(row.at),
+        updated_at=to_datetime(row.at),
         stage=report.stage,
         reached=row.reached,
         metrics=metrics,
@@ -152,9 +152,9 @@ def job(
         attempt=row.attempt,
         preemptions=row.preemptions,
         failures=row.failures,
-        submitted_at=at(row.submitted_at),
-        started_at=when(row.started_at),
-        ended_at=when(row.ended_at),
+        submitted_at=to_datetime(row.submitted_at),
+        started_at=to_optional_datetime(row.started_at),
+        ended_at=to_optional_datetime(row.ended_at),
         time_limit=None if row.time_limit is None else round(row.time_limit),
         exit_code=row.exit_code,
         message=row.message,
@@ -201,8 +201,8 @@ def attempt_model(row: AttemptRow) -> Attempt:
     """Return one run of a job."""
     return Attempt(
         number=row.number,
-        started_at=at(row.started_at),
-        ended_at=when(row.ended_at),
+        started_at=to_datetime(row.started_at),
+        ended_at=to_optional_datetime(row.ended_at),
         placement=grants(row.placement),
         outcome=row.outcome,
         exit_code=row.exit_code,
@@ -239,10 +239,10 @@ def session(
         image=row.image,
         env=session_env(row, virtual, url) if row.state in ("starting", "running", "checkpointing") else {},
         virtual=virtual,
-        submitted_at=at(row.submitted_at),
-        started_at=when(row.started_at),
-        ended_at=when(row.ended_at),
-        expires_at=when(row.expires_at),
+        submitted_at=to_datetime(row.submitted_at),
+        started_at=to_optional_datetime(row.started_at),
+        ended_at=to_optional_datetime(row.ended_at),
+        expires_at=to_optional_datetime(row.expires_at),
         notice=notice(row.notice),
         version=row.version,
     )

@@ -15,7 +15,7 @@ from ..caller import Caller
 from ..context import Context
 from ..eligibility import title_of
 from ..machine_what_if import MachineWhatIf
-from ..times import at
+from ..times import to_datetime
 from ..views import gpu
 from .inventory import profile_model, usable
 from .offer_engine import Answer, OfferEngine
@@ -69,7 +69,7 @@ class OfferService:
             usage=team_usages(model, teams, user),
             virtual=context.world.virtual,
             problem=context.world.problem,
-            at=at(min((answer.as_of for answer in answers), default=model.at)),
+            at=to_datetime(min((answer.as_of for answer in answers), default=model.at)),
         )
 
     def _not_for_notebooks(self, profile: Profile, team: str, pools: Sequence[str]) -> Offer:

@@ -15,7 +15,7 @@ from ...store.records import Workload
 from ...wording.remedies import WorkerKind, remedy
 from ..caller import Caller
 from ..context import Context
-from ..times import at
+from ..times import to_datetime
 from ..views import gpu
 
 
@@ -118,10 +118,10 @@ class HangingService:
             owner=row.owner if row is not None else "",
             nodes=nodes,
             gpus=gpu(sum(leftover.held.values())),
-            since=at(leftover.deadline) if leftover.deadline else None,
+            since=to_datetime(leftover.deadline) if leftover.deadline else None,
             targets=progress.targets,
             tries=progress.tries,
-            next_at=at(progress.next_at) if progress.next_at is not None else None,
+            next_at=to_datetime(progress.next_at) if progress.next_at is not None else None,
             problem=progress.problem,
             remedy=remedy(worker_kind, progress.targets, down, progress.namespace),
         )

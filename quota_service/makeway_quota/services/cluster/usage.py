@@ -18,7 +18,7 @@ from ...store.store import Store
 from ..caller import Caller
 from ..context import Context
 from ..health import WORKING, checks
-from ..times import at
+from ..times import to_datetime
 from ..views import gpu
 
 
@@ -47,7 +47,7 @@ class UsageService:
 def usage_model(model: ReadModel, teams: Sequence[str] | None, user: str, problem: str | None = None) -> Usage:
     """Return the usage of `teams` (None: all) as the API shows it."""
     return Usage(
-        at=at(model.at),
+        at=to_datetime(model.at),
         teams=team_usages(model, teams, user),
         total=model.total,
         used=gpu(model.used),

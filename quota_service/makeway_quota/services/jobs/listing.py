@@ -19,7 +19,7 @@ from .. import views
 from ..caller import Caller
 from ..context import Context
 from ..privacy import without_own_words
-from ..times import at, when
+from ..times import to_datetime, to_optional_datetime
 
 PAGE_LINES = 50
 """Lines of one page of a table."""
@@ -241,14 +241,14 @@ def line(row: Workload) -> WorkloadLine:
         profile=row.profile,
         gpus=views.gpu(row.size),
         state=State(row.state),
-        submitted_at=at(row.submitted_at),
-        started_at=when(row.started_at),
+        submitted_at=to_datetime(row.submitted_at),
+        started_at=to_optional_datetime(row.started_at),
         reason=_reason(row),
         over_quota=row.over_quota,
         preemptions=row.preemptions,
         placement=views.grants(row.placement),
         notice=views.notice(row.notice),
-        saved_at=when(row.checkpoint_at),
+        saved_at=to_optional_datetime(row.checkpoint_at),
         step=row.checkpoint_step,
         borrowed_from=row.borrowed_from,
     )

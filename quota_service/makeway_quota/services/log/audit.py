@@ -20,7 +20,7 @@ from ..context import Context
 from ..health import checks, serves
 from ..privacy import all_may_read, may_read, private_decision, private_event
 from ..refusals import refuse
-from ..times import at, when
+from ..times import to_datetime, to_optional_datetime
 from .event_feed import KEPT, EventFeed
 
 __all__ = ["POSITION", "AuditService", "Batch", "EventRow", "Renew", "decision_model", "event_model"]
@@ -148,7 +148,7 @@ class AuditService:
                 await self._context.gate.wait_async()
 
     def _notice(self, kind: str, id: int, data: Mapping[str, int] = MappingProxyType({})) -> Event:
-        return Event(id=id, at=at(self._context.clock()), kind=kind, data=dict(data))
+        return Event(id=id, at=to_datetime(self._context.clock()), kind=kind, data=dict(data))
 
     async def retention(self) -> RetentionReport:
         """Return what is kept, for how long, and what the last pass removed."""
@@ -173,14 +173,14 @@ def _shows(caller: Caller, teams: Collection[str] | None, event: EventRow) -> bo
 
 def event_model(row: EventRow) -> Event:
     """Return an event as the API shows it."""
-    return Event(id=row.id, at=at(row.at), kind=row.kind, team=row.team, owner=row.owner, data=dict(row.data))
+    return Event(id=row.id, at=to_datetime(row.at), kind=row.kind, team=row.team, owner=row.owner, data=dict(row.data))
 
 
 def decision_model(row: DecisionRow) -> Decision:
     """Return a line of the decision log as the API shows it."""
     return Decision(
         id=row.id,
-        at=at(row.at),
+        at=to_datetime(row.at),
         verb=row.verb,
         workload=row.workload,
         team=row.team,
@@ -208,12 +208,12 @@ async def retention_report(context: Context) -> RetentionReport:
             days=kept_days or None,
             most=settings.keep_events if kind == "events" else None,
             count=holdings.get(kind, {}).get("count", 0),
-            oldest=when(holdings.get(kind, {}).get("oldest")),
+            oldest=to_optional_datetime(holdings.get(kind, {}).get("oldest")),
         )
         for kind, kept_days in days.items()
     ]
     return RetentionReport(
-        at=when(last.at if last else None),
+        at=to_optional_datetime(last.at if last else None),
         kept=kept,
         removed=report.get("removed", {}),
         folders_failed=report.get("folders_failed", 0),

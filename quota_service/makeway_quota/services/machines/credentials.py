@@ -27,7 +27,7 @@ from ...store.storage.sealed_secrets import (
 from ..caller import Caller
 from ..context import Context
 from ..refusals import busy, refuse
-from ..times import at
+from ..times import to_datetime
 
 log = logging.getLogger("makeway.credentials")
 
@@ -169,7 +169,7 @@ def _shown(stored: StoredCredential) -> Credential:
         name=stored.name,
         kind=stored.kind,
         team=stored.team,
-        updated_at=at(stored.updated_at),
+        updated_at=to_datetime(stored.updated_at),
         updated_by=stored.updated_by,
     )
 

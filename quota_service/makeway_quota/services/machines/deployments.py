@@ -36,7 +36,7 @@ from ...wording.machines import deployment_activity
 from ..caller import Caller
 from ..context import Context
 from ..refusals import invalid_document, refuse, wire_issues
-from ..times import at, when
+from ..times import to_datetime, to_optional_datetime
 
 DOCUMENT_NAME = "deployment.yaml"
 MAX_HOLDS = 20
@@ -234,7 +234,7 @@ class DeploymentService:
             name=stored.name,
             version=stored.version,
             deleting=stored.deleting,
-            updated_at=at(stored.updated_at),
+            updated_at=to_datetime(stored.updated_at),
             updated_by=stored.updated_by,
             machines={state: by_state[state] for state in STATES if by_state[state]},
             problem=problem,
@@ -312,13 +312,13 @@ def _step(status: DeploymentStatus | None) -> DeploymentStep | None:
     if status is None:
         return None
     holds = [
-        LaunchHold(workload=one.workload, type=one.type, code=one.code, until=when(one.until))
+        LaunchHold(workload=one.workload, type=one.type, code=one.code, until=to_optional_datetime(one.until))
         for one in status.refusals[:MAX_HOLDS]
     ]
     return DeploymentStep(
-        at=at(status.at),
+        at=to_datetime(status.at),
         problem=status.problem,
-        listed_at=when(status.listed_at),
+        listed_at=to_optional_datetime(status.listed_at),
         unserved=len(status.unserved),
         holds=holds,
         overdue=list(status.overdue),

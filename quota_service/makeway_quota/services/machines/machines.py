@@ -21,7 +21,7 @@ from ...wording.machines import machine_reason, readable
 from ..caller import Caller
 from ..context import Context
 from ..refusals import busy, refuse
-from ..times import at, when
+from ..times import to_datetime, to_optional_datetime
 from .deployments import require_administrator, unknown_deployment
 
 log = logging.getLogger("makeway.machines")
@@ -165,7 +165,7 @@ class MachineService:
         outputs = [
             OutputModel(
                 kind=one.kind,
-                at=at(one.at),
+                at=to_datetime(one.at),
                 exit_code=one.exit_code,
                 text=readable(one.text, one.omitted),
                 omitted=one.omitted,
@@ -192,15 +192,15 @@ def machine_model(row: Machine) -> MachineModel:
         state=row.state,
         reason=row.reason,
         message=machine_reason(row.reason),
-        since=at(row.since),
-        requested_at=at(row.requested_at),
-        ready_at=when(row.ready_at),
-        heard_at=when(row.heard_at),
+        since=to_datetime(row.since),
+        requested_at=to_datetime(row.requested_at),
+        ready_at=to_optional_datetime(row.ready_at),
+        heard_at=to_optional_datetime(row.heard_at),
         instance=row.instance,
         gpus=row.gpus,
         attempts=row.attempts,
         price=None if row.price is None else row.price / UNIT,
-        deadline=when(row.deadline),
+        deadline=to_optional_datetime(row.deadline),
     )
 
 
@@ -213,7 +213,7 @@ def event_model(row: MachineLogEvent) -> MachineLogEntry:
         message = f"{sentence} {row.message}".lstrip()
     return MachineLogEntry(
         id=row.id,
-        at=at(row.at),
+        at=to_datetime(row.at),
         deployment=row.deployment,
         machine=row.machine,
         state=row.state,
