@@ -13,7 +13,7 @@ from alembic import command
 from makeway_quota.store import Store, accounts, open_store
 from makeway_quota.store.accounts import PATH_BYTES, ROW_BYTES
 from makeway_quota.store.database.reserve import LOW, SLICES, Reserve
-from makeway_quota.store.errors import TooMuchKept
+from makeway_quota.store.errors import StorageLimitExceeded
 from makeway_quota.store.migrate import alembic_config
 from makeway_quota.store.records import Change, FilesOf, KeptLimits, Submission
 
@@ -82,7 +82,7 @@ def test_a_copy_counts_at_once_what_it_adds_for_its_owner_in_its_team(store: Sto
     assert recounted(store, owner) == counted, "what was sent once more"
     for limit, fits in ((300_000, False), (400_000, True)):
         new = Submission(job(f"late{limit}", owner="cy", team="dev"), FilesOf("j1"), kept=KeptLimits(person=limit))
-        assert isinstance(store.add_workloads([new], now=0.0)[0], TooMuchKept) != fits
+        assert isinstance(store.add_workloads([new], now=0.0)[0], StorageLimitExceeded) != fits
 
 
 def test_a_content_that_many_jobs_of_others_have_counts_once(
@@ -184,7 +184,7 @@ def test_what_would_pass_a_limit_is_refused_in_the_transaction_that_writes_it(st
             for at, size in enumerate(sizes)
         ]  # fmt: skip
         return [
-            answer.which if isinstance(answer, TooMuchKept) else type(answer).__name__
+            answer.which if isinstance(answer, StorageLimitExceeded) else type(answer).__name__
             for answer in store.add_workloads(new, now=0.0)
         ]
 
@@ -195,7 +195,7 @@ def test_what_would_pass_a_limit_is_refused_in_the_transaction_that_writes_it(st
     assert tries("bo", "ops", 0) == ["Workload"]
     assert tries("cy", "ops", 17_000, 17_000) == ["Workload", "person"], "with what the same transaction adds"
     assert tries("di", "dev", 12_000) == ["whole"]
-    with pytest.raises(TooMuchKept) as refused:
+    with pytest.raises(StorageLimitExceeded) as refused:
         store.outputs.append(("anarnd0-0", 1, 0), "result", 0, b"r" * 2000, 10**6, kept=limits)
     assert (refused.value.which, refused.value.size) == ("share", 2000)
     assert store.outputs.read("anarnd0-0", 1, "result", 0, 10) == (b"", 0)
@@ -227,7 +227,7 @@ def test_replicas_that_write_and_count_at_once_agree_with_a_new_count(url: str, 
                 [answer] = store.add_workloads([new], now=float(n))
                 done[type(answer).__name__] += 1
                 if not isinstance(answer, Exception):
-                    with suppress(TooMuchKept):
+                    with suppress(StorageLimitExceeded):
                         store.outputs.append((id, 1, 0), "result", 0, b"r" * size, 10**6, kept=limits)
                     if what == 2:
                         store.commit([Change(id, {"state": "failed"})], now=float(n))
@@ -236,7 +236,7 @@ def test_replicas_that_write_and_count_at_once_agree_with_a_new_count(url: str, 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(work, range(2)))
     assert done["Workload"] > 10
-    assert done["TooMuchKept"], "the limit was met"
+    assert done["StorageLimitExceeded"], "the limit was met"
     for owner in ("ana", "bo", "cy"):
         before = kept(stores[0], owner)
         assert recounted(stores[1], owner) == before

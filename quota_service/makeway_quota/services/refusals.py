@@ -12,7 +12,16 @@ from makeway_api.quantities import count
 
 from ..backends.base import BackendUnavailable
 from ..policy import Issue, PolicyInvalid
-from ..store.errors import Conflict, KeyReused, NotLeading, OutcomeUnknown, Removed, StoreError, TooMany, TooMuchKept
+from ..store.errors import (
+    Conflict,
+    KeyReused,
+    NotLeading,
+    OutcomeUnknown,
+    Removed,
+    StorageLimitExceeded,
+    StoreError,
+    TooMany,
+)
 
 log = logging.getLogger("makeway.requests")
 
@@ -68,7 +77,7 @@ def database_errors() -> Iterator[None]:
     """Turn a database that does not answer into a refusal (503) that can be repeated; other errors pass through."""
     try:
         yield
-    except (Conflict, TooMany, TooMuchKept, NotLeading):
+    except (Conflict, TooMany, StorageLimitExceeded, NotLeading):
         raise
     except KeyReused as error:
         message = (

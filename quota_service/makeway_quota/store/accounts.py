@@ -17,7 +17,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from . import rows
 from .database.database import Database
-from .errors import StorageLimit, TooMuchKept
+from .errors import StorageLimit, StorageLimitExceeded
 from .records import KeptLimits
 from .tables import accounts, attempts, blobs, files, folders, outputs, workloads
 
@@ -68,7 +68,7 @@ def add(connection: Connection, added: Mapping[tuple[str, str, str], int]) -> No
 
 
 def add_output(connection: Connection, workload: str, output: str, size: int, limits: KeptLimits | None = None) -> None:
-    """Count bytes that a worker sent for the owner of its job; TooMuchKept where they exceed a limit."""
+    """Count bytes that a worker sent for the owner of its job; StorageLimitExceeded where they exceed a limit."""
     result = connection.execute(select(W.owner, W.team).where(W.id == rows.clean(workload))).first()
     if result is None:
         return
@@ -85,7 +85,7 @@ class KeptSums:
         self._connection = connection
         self._sums: dict[AccountKey, int] = {}
 
-    def take(self, owner: str, team: str, size: int, limits: KeptLimits) -> TooMuchKept | None:
+    def take(self, owner: str, team: str, size: int, limits: KeptLimits) -> StorageLimitExceeded | None:
         """Count `size` more bytes for a person in a team (None), or return why they are too many."""
         whose = accounts_of(owner, team)
         if any(limits) and not self._sums.keys() >= set(whose.values()):
@@ -94,13 +94,13 @@ class KeptSums:
         result = {which: self._sums[who] for which, who in whose.items() if getattr(limits, which)}
         for which, kept in result.items():
             if kept + size > getattr(limits, which):
-                return TooMuchKept(which, kept, size)
+                return StorageLimitExceeded(which, kept, size)
         for which, kept in result.items():
             self._sums[whose[which]] = kept + size
         return None
 
 
-def move(connection: Connection, owner: str, team: str, limits: KeptLimits) -> TooMuchKept | None:
+def move(connection: Connection, owner: str, team: str, limits: KeptLimits) -> StorageLimitExceeded | None:
     """Count a person's account anew after work of theirs got into a team; return why it is too much for that team."""
 
     def kept_now() -> dict[StorageLimit, int]:
@@ -112,7 +112,7 @@ def move(connection: Connection, owner: str, team: str, limits: KeptLimits) -> T
     now = kept_now()
     for which, kept in there.items():
         if (limit := getattr(limits, which)) and limit < now[which] and kept < now[which]:
-            return TooMuchKept(which, kept, now[which] - kept)
+            return StorageLimitExceeded(which, kept, now[which] - kept)
     return None
 
 

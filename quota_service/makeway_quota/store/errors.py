@@ -51,7 +51,7 @@ class TooMany(StoreError):
         self.limit = limit
 
 
-class TooMuchKept(StoreError):
+class StorageLimitExceeded(StoreError):
     """More bytes would be kept than a limit allows: `kept` are there, `size` more were to be added."""
 
     def __init__(self, which: StorageLimit, kept: int, size: int) -> None:

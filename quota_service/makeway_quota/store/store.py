@@ -291,7 +291,7 @@ class Store:
     ) -> Workload | None:
         """Apply a change that moves a job to another queue; return the job, None where the expectation fails.
 
-        `env` replaces its environment. What is kept of the job is counted for its new team: TooMuchKept where that
+        `env` replaces its environment. What is kept of the job is counted for its new team: StorageLimitExceeded where that
         exceeds what may be kept for the team, or for the owner in it.
         """
         changed: list[Workload] = []

@@ -13,7 +13,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from ..values import File
 from . import accounts, reads, rows, submission_keys
-from .errors import Conflict, Deposed, KeyReused, Removed, TooMany, TooMuchKept
+from .errors import Conflict, Deposed, KeyReused, Removed, StorageLimitExceeded, TooMany
 from .records import ENDED, Attempt, Cap, Change, KeptLimits, NewDecision, PolicyVersion, SubmissionKey, Workload
 from .statements import Lookup, Many
 from .tables import attempts, blobs, decisions, events, files, histories, machines, policies, sources, terms, workloads
@@ -62,7 +62,7 @@ class Checked:
     kept: KeptLimits | None = None
 
 
-Refused = Conflict | TooMany | TooMuchKept | KeyReused | Removed
+Refused = Conflict | TooMany | StorageLimitExceeded | KeyReused | Removed
 
 
 def add_workloads(
@@ -105,7 +105,7 @@ class _Gate:
             self._keys.use(key, new)
         return refused
 
-    def _refusal(self, submission: Checked) -> Conflict | TooMany | TooMuchKept | None:
+    def _refusal(self, submission: Checked) -> Conflict | TooMany | StorageLimitExceeded | None:
         new = submission.workload
         if new.id in self._taken:
             return _id_taken(self._connection, new)

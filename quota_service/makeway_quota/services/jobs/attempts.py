@@ -24,7 +24,7 @@ from makeway_api.quantities import size
 
 from ...control.workers.channel import WorkerChannel
 from ...engine.snapshot import ADMITTED
-from ...store.errors import FilesUnavailable, FileUnreadable, TooMuchKept
+from ...store.errors import FilesUnavailable, FileUnreadable, StorageLimitExceeded
 from ...store.records import Workload
 from ...store.reports.worker_reports import AlreadyClaimed, WorkerKey
 from ...store.storage.outputs import Kind, OutOfPlace, TooLong
@@ -188,11 +188,11 @@ class AttemptService:
         try:
             try:
                 end = await self._context.call(append, limit=limit, kept=kept)
-            except TooMuchKept:  # others have taken the room since it was read
+            except StorageLimitExceeded:  # others have taken the room since it was read
                 if kind == "result":
                     raise
                 end = await self._context.call(append, limit=MIN_LOG)
-        except TooMuchKept as error:
+        except StorageLimitExceeded as error:
             beyond = await self._context.call(storage.refusal, row.owner, row.team or "", error)
             raise refuse(beyond.message, "storage_quota", 413, **beyond.numbers) from None
         except OutOfPlace as error:

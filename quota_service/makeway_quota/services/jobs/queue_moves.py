@@ -16,7 +16,7 @@ from ...control import transitions
 from ...control.change_set import decide
 from ...engine.snapshot import Profile
 from ...policy import Document
-from ...store.errors import TooMuchKept
+from ...store.errors import StorageLimitExceeded
 from ...store.records import Change, NewDecision, Workload
 from ..caller import Caller
 from ..context import Context
@@ -184,7 +184,7 @@ class QueueMoveService:
         move, now, limits = context.store.move, context.clock(), context.storage.limits
         try:
             return await context.call(move, planned.change, planned.decisions, planned.env, limits, now=now)
-        except TooMuchKept as error:
+        except StorageLimitExceeded as error:
             raise await context.call(context.storage.refusal, row.owner, team, error) from None
 
 

@@ -15,7 +15,7 @@ from ...control.world.followers import Follower
 from ...engine.snapshot import Profile
 from ...policy import Document
 from ...store.accounts import ROW_BYTES
-from ...store.errors import Conflict, TooMuchKept
+from ...store.errors import Conflict, StorageLimitExceeded
 from ...store.records import FilesOf, NewDecision, SubmissionKey, Workload
 from ...store.rows import payload_bytes_of
 from ...wording import gpus, outcomes
@@ -193,7 +193,7 @@ class SubmissionService:
                 try:
                     with database_errors():
                         row = await self._batcher.submit(new, files, decision, key, context.storage.limits)
-                except TooMuchKept as error:  # others were taken since the check
+                except StorageLimitExceeded as error:  # others were taken since the check
                     raise await context.call(context.storage.refusal, caller.name, team, error) from None
                 except Conflict:  # the id is taken, which another try mends, or the job whose files it shares is gone
                     if isinstance(files, FilesOf):

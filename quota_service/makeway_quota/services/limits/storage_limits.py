@@ -22,7 +22,7 @@ from makeway_api.quantities import size as format_bytes
 from ...settings import ServiceSettings
 from ...store.accounts import KINDS, AccountKey, accounts_of
 from ...store.database.reserve import disk_bytes, free_bytes
-from ...store.errors import StorageLimit, TooMuchKept
+from ...store.errors import StorageLimit, StorageLimitExceeded
 from ...store.records import KeptLimits
 from ...store.storage.contents import DELETED_AGE, LARGE
 from ...store.store import Store
@@ -236,10 +236,10 @@ class StorageLimits:
                 return None
         for which, kept in zip(reservation.accounts, self._store.accounts.of(owner, team), strict=True):
             if (limit := getattr(self.limits, which)) and kept + size > limit:
-                return self.refusal(owner, team, TooMuchKept(which, kept, size))
+                return self.refusal(owner, team, StorageLimitExceeded(which, kept, size))
         return None
 
-    def _exceeded_when_reread(self, reservation: StorageReservation) -> TooMuchKept | None:
+    def _exceeded_when_reread(self, reservation: StorageReservation) -> StorageLimitExceeded | None:
         """Return which limit the bytes exceed, None where they fit.
 
         Bytes that do not fit by the cached accounts are checked again by accounts that are read now: since then people
@@ -251,15 +251,15 @@ class StorageLimits:
             self._accounts.pop(key, None)
         return self._exceeded_limit(reservation)
 
-    def _exceeded_limit(self, reservation: StorageReservation) -> TooMuchKept | None:
+    def _exceeded_limit(self, reservation: StorageReservation) -> StorageLimitExceeded | None:
         self._refresh_accounts(reservation)
         for which, key in reservation.accounts.items():
             limit, kept = getattr(self.limits, which), self._accounts[key].bytes
             if limit and kept + reservation.size > limit:
-                return TooMuchKept(which, kept, reservation.size)
+                return StorageLimitExceeded(which, kept, reservation.size)
         return None
 
-    def refusal(self, owner: str, team: str, result: TooMuchKept) -> MakewayError:
+    def refusal(self, owner: str, team: str, result: StorageLimitExceeded) -> MakewayError:
         """Return the refusal for an exceeded limit, with what the person keeps by kind."""
         subject, allowance = {
             "person": (f"{owner} keeps", "one person may keep"),
