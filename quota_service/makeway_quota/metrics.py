@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_late
 from prometheus_client import Counter as Counted
 
 from .autoscale.backoff import FailureClass, LaunchBackoff
-from .autoscale.budget import UNIT, Money
+from .autoscale.budget import MICROS_PER_UNIT, Money
 from .autoscale.deployment import Deployment
 from .autoscale.machine import Machine
 from .store.records import NewDecision
@@ -147,9 +147,9 @@ def show_deployments(deployments: Iterable[DeploymentNumbers], now: float) -> No
             "month": (one.money.spent_in_month, deployment.monthly_budget),
         }
         for period, (spent, budget) in limits.items():
-            MACHINE_SPEND.labels(label, deployment.currency, period).inc(spent / UNIT)
+            MACHINE_SPEND.labels(label, deployment.currency, period).inc(spent / MICROS_PER_UNIT)
             if budget is not None:
-                MACHINE_BUDGET.labels(label, deployment.currency, period).inc(budget / UNIT)
+                MACHINE_BUDGET.labels(label, deployment.currency, period).inc(budget / MICROS_PER_UNIT)
 
 
 def count_boot(deployment: str, seconds: float) -> None:

@@ -17,7 +17,7 @@ from .deployment import Deployment
 from .machine import Machine, MachineTimeouts
 
 HOUR = 3600
-UNIT = 1_000_000
+MICROS_PER_UNIT = 1_000_000
 """Millionths of the currency in one unit of it"""
 
 MoneyRefusal = Literal["price_unknown", "hour_budget", "month_budget"]

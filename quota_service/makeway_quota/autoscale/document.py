@@ -19,7 +19,7 @@ from ..policy.issues import Issue, Loc, PolicyInvalid, Problem, did_you_mean, qu
 from ..policy.quantities import Cores, Flag, Label, Mib, Name, Seconds, Title, Version, count
 from ..policy.source import Plain, UnreadableDocument, parse
 from ..policy.tables import Many, Table, Texts, problem, validate_partly, wrong
-from .budget import UNIT
+from .budget import MICROS_PER_UNIT
 from .deployment import CLUSTER, DAY_MINUTES, DAYS, Day, Deployment, IdleSchedule, MachineType, Markets, MoveRules
 from .providers.settings import SETTINGS, provider_problems
 
@@ -42,16 +42,16 @@ def _money(value: Any) -> int:
         raise wrong(value, "an amount of money such as 3.10") from None
     if not amount.is_finite() or not 0 <= amount <= MAX_MONEY:
         raise problem(f"{value[:60]} is not between 0 and {MAX_MONEY:,}")
-    if amount * UNIT != int(amount * UNIT):
+    if amount * MICROS_PER_UNIT != int(amount * MICROS_PER_UNIT):
         raise problem(f"{value[:60]} is finer than a millionth; round it")
-    return int(amount * UNIT)
+    return int(amount * MICROS_PER_UNIT)
 
 
 def _written_money(millionths: int | None) -> int | float | None:
     """Return an amount as it is written: below MAX_MONEY, a float has all of its digits."""
-    if millionths is None or millionths % UNIT == 0:
-        return None if millionths is None else millionths // UNIT
-    return millionths / UNIT
+    if millionths is None or millionths % MICROS_PER_UNIT == 0:
+        return None if millionths is None else millionths // MICROS_PER_UNIT
+    return millionths / MICROS_PER_UNIT
 
 
 def _minute(value: Any) -> int:

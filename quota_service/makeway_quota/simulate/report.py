@@ -10,7 +10,7 @@ from typing import Any
 from makeway_api.quantities import count
 from makeway_api.tables import Column, text_table
 
-from ..autoscale.budget import UNIT
+from ..autoscale.budget import MICROS_PER_UNIT
 from ..engine.snapshot import GPU
 from .machines import MachineUse
 from .meter import HOUR
@@ -74,7 +74,7 @@ def _spend(uses: Sequence[MachineUse]) -> dict[str, float | None]:
     for currency in sorted({use.currency for use in uses}):
         costs = [use.cost for use in uses if use.currency == currency and use.machines]
         known = [cost for cost in costs if cost is not None]
-        result[currency] = round(sum(known) / UNIT, 2) if len(known) == len(costs) else None
+        result[currency] = round(sum(known) / MICROS_PER_UNIT, 2) if len(known) == len(costs) else None
     return result
 
 
@@ -85,7 +85,7 @@ def _use(use: MachineUse) -> dict[str, Any]:
         "machines": use.machines,
         "at_once": use.peak_machines,
         "hours": round(use.seconds / HOUR, 2),
-        "cost": None if use.cost is None else round(use.cost / UNIT, 2),
+        "cost": None if use.cost is None else round(use.cost / MICROS_PER_UNIT, 2),
         "currency": use.currency,
     }
 

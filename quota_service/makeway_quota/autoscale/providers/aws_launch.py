@@ -6,7 +6,7 @@ import json
 from decimal import Decimal
 from typing import Any
 
-from ..budget import UNIT
+from ..budget import MICROS_PER_UNIT
 from ..provider import InvalidLaunch, JoinData
 from .boot_script import MAX_USER_DATA_BYTES, boot_script
 
@@ -75,7 +75,7 @@ def _spot(max_price: int | None) -> dict[str, Any]:
     options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
     if max_price is None:
         return options
-    return options | {"MaxPrice": format((Decimal(max_price) / UNIT).normalize(), "f")}
+    return options | {"MaxPrice": format((Decimal(max_price) / MICROS_PER_UNIT).normalize(), "f")}
 
 
 def _user_data(fields: dict[str, Any], join: JoinData) -> str:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...autoscale.budget import UNIT
+from ...autoscale.budget import MICROS_PER_UNIT
 from ...autoscale.prospects import MachinesStarting, NoLaunch, Prospect, WouldLaunch
 from ...engine.plan import Fact, Number, Offer
 from .machine_reasons import COMES, NONE_COMES, OWN_END, about, is_in_time, kept, launch_facts
@@ -58,7 +58,7 @@ def _with_machine(offer: Offer, one: WouldLaunch | MachinesStarting, now: float)
     if seconds is not None:
         values["seconds"] = about(seconds)
     if one.price is not None:
-        values |= {"price": one.price / UNIT, "currency": one.currency}
+        values |= {"price": one.price / MICROS_PER_UNIT, "currency": one.currency}
     facts: tuple[Fact, ...] = (Fact(code, values),)
     if (end := _others_make_way(offer, now)) is not None:
         if not is_in_time(None if seconds is None else now + seconds, end, values):

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ...autoscale.budget import UNIT
+from ...autoscale.budget import MICROS_PER_UNIT
 from ...autoscale.prospects import Cause, MachinesStarting, NoLaunch, Prospect
 from ...engine.index.pending import Pending, PendingGroup, PendingReason
 from ...engine.plan import Code, Fact, Facts, Number, Numbers, Plan, Waiting
@@ -202,7 +202,7 @@ def _starting(one: MachinesStarting) -> PendingReason:
         "late": one.overdue,
     }
     if one.price is not None:
-        values |= {"price": one.price / UNIT, "currency": one.currency}
+        values |= {"price": one.price / MICROS_PER_UNIT, "currency": one.currency}
     return PendingReason(COMES, RULE, (Fact("machine_coming", values),), values, one.ready_at)
 
 
@@ -227,7 +227,9 @@ def launch_facts(causes: Iterable[Cause], counts: Numbers, *, offered: bool = Fa
     code = "no_machine_offered" if offered else "no_machine"
     for cause in causes:
         amounts: dict[str, Number] = {
-            name: value / UNIT if name in ("used", "price") or (name == "limit" and "used" in cause.values) else value
+            name: value / MICROS_PER_UNIT
+            if name in ("used", "price") or (name == "limit" and "used" in cause.values)
+            else value
             for name, value in cause.values.items()
             if not isinstance(value, str)
         }

@@ -21,7 +21,7 @@ from makeway_api.models import (
     PolicyCheck,
 )
 
-from ...autoscale.budget import UNIT, count_money, gpu_cost
+from ...autoscale.budget import MICROS_PER_UNIT, count_money, gpu_cost
 from ...autoscale.deployment import Deployment
 from ...autoscale.document import read_deployment
 from ...autoscale.document_edits import differences, free_name, with_name, with_paused
@@ -259,9 +259,9 @@ class DeploymentService:
         money = count_money(deployment, machines, finished_cost, self._context.clock())
         return DeploymentSpend(
             currency=deployment.currency,
-            hour=money.hourly_cost / UNIT,
+            hour=money.hourly_cost / MICROS_PER_UNIT,
             max_hour=_in_currency(deployment.hourly_budget),
-            month=money.spent_in_month / UNIT,
+            month=money.spent_in_month / MICROS_PER_UNIT,
             max_month=_in_currency(deployment.monthly_budget),
             unpriced=money.unpriced_machines,
         )
@@ -283,7 +283,7 @@ def _prices(deployment: Deployment) -> list[MachinePrice]:
 
 
 def _in_currency(millionths: int | None) -> float | None:
-    return None if millionths is None else millionths / UNIT
+    return None if millionths is None else millionths / MICROS_PER_UNIT
 
 
 def _parse_stored(stored: StoredDeployment | None) -> tuple[Deployment | None, str]:

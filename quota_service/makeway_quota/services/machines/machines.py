@@ -12,7 +12,7 @@ from makeway_api.models import Machine as MachineModel
 from makeway_api.models import MachineDetail, MachineLogEntry, MachinePage
 from makeway_api.models import MachineOutput as OutputModel
 
-from ...autoscale.budget import UNIT
+from ...autoscale.budget import MICROS_PER_UNIT
 from ...autoscale.machine import Machine, MachineState
 from ...autoscale.provider import ProviderError
 from ...store.machines.log import MachineLogEvent, StateHistory
@@ -199,7 +199,7 @@ def machine_model(row: Machine) -> MachineModel:
         instance=row.instance,
         gpus=row.gpus,
         attempts=row.attempts,
-        price=None if row.price is None else row.price / UNIT,
+        price=None if row.price is None else row.price / MICROS_PER_UNIT,
         deadline=to_optional_datetime(row.deadline),
     )
 
