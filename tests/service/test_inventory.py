@@ -59,7 +59,7 @@ async def test_requests_that_arrive_together_cost_one_construction(
 async def test_an_answer_is_never_replaced_by_that_of_an_older_version(tmp_path: Path) -> None:
     async with running(tmp_path, backend=MemoryBackend([node("n1")], real_time=True)) as run:
         await run.converged()
-        models, slow, made = run.service.services.context.models, asyncio.Event(), list[int]()
+        models, slow, made = run.service.services.context.read_models, asyncio.Event(), list[int]()
 
         async def make(model: ReadModel) -> int:
             made.append(model.version)
@@ -91,7 +91,7 @@ async def test_an_answer_that_failed_is_made_again(tmp_path: Path) -> None:
                 raise ValueError("broken")
             return "fine"
 
-        answer = LatestAnswer(run.service.services.context.models, make)
+        answer = LatestAnswer(run.service.services.context.read_models, make)
         first, *others = await asyncio.gather(*(answer.get() for _ in range(5)), return_exceptions=True)
         assert isinstance(first, ValueError)
         assert set(others) == {"fine"}

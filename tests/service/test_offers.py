@@ -365,7 +365,7 @@ def test_gpus_have_their_verb() -> None:
 
 async def test_the_owner_matters_while_a_session_of_the_team_is_pending(tmp_path: Path) -> None:
     async with running(tmp_path, backend=MemoryBackend([])) as run:
-        models = run.service.services.context.models
+        models = run.service.services.context.read_models
         assert question_of(await models.current(), "rnd", "gpu3", "session", "ana").owner == ""
         assert question_of(await models.current(), "rnd", "gpu3", "job", "ana").owner == "ana"
         store = run.service.components.store

@@ -47,7 +47,7 @@ class Context:
     store: Store
     backend: Backend
     world: World
-    models: ReadModels
+    read_models: ReadModels
     leases: Leases
     clock: Callable[[], float]
     wake: Callable[[], None]
@@ -59,9 +59,9 @@ class Context:
     storage: StorageLimits
     progress: ProgressKeeper
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(REQUEST_THREADS, "request"))
-    planning: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "what-if"))
-    previews: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "preview"))
-    """one preview at a time, apart from `planning`: it takes seconds, and offers do not wait for it"""
+    what_if_executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "what-if"))
+    preview_executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "preview"))
+    """one preview at a time, apart from `what_if_executor`: it takes seconds, and offers do not wait for it"""
     file_reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FILE_READS))
 
     @classmethod
@@ -73,7 +73,7 @@ class Context:
             store=parts.store,
             backend=parts.backend,
             world=parts.world,
-            models=ReadModels(parts.world, parts.store, parts.clock, gate=parts.gate),
+            read_models=ReadModels(parts.world, parts.store, parts.clock, gate=parts.gate),
             leases=parts.leases,
             clock=parts.clock,
             wake=wake,
@@ -92,8 +92,8 @@ class Context:
     def close(self) -> None:
         """End the threads; calls under way finish on their own."""
         self.threads.shutdown(wait=False, cancel_futures=True)
-        self.planning.shutdown(wait=False, cancel_futures=True)
-        self.previews.shutdown(wait=False, cancel_futures=True)
+        self.what_if_executor.shutdown(wait=False, cancel_futures=True)
+        self.preview_executor.shutdown(wait=False, cancel_futures=True)
 
     @property
     def document(self) -> Document:
@@ -159,11 +159,15 @@ class Context:
     async def run_what_if(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function in the one thread for what-if plans. Waits while a cycle holds requests back."""
         await self.gate.wait_async()
-        return await asyncio.get_running_loop().run_in_executor(self.planning, partial(function, *args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(
+            self.what_if_executor, partial(function, *args, **kwargs)
+        )
 
     async def preview(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that previews a policy in the one thread for that."""
-        return await asyncio.get_running_loop().run_in_executor(self.previews, partial(function, *args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(
+            self.preview_executor, partial(function, *args, **kwargs)
+        )
 
     async def wait_for_change(
         self, id: str, fetch: Callable[[], Awaitable[Workload]], wait: float, version: int | None

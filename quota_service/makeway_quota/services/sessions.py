@@ -180,7 +180,7 @@ class SessionService:
         context.wake()
 
     async def _live(self) -> tuple[Workload, ...]:
-        return tuple((await self._context.models.current()).sessions.values())
+        return tuple((await self._context.read_models.current()).sessions.values())
 
     async def _row(self, id: str) -> Workload:
         context = self._context

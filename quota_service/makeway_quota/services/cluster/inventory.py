@@ -96,14 +96,16 @@ class InventoryService:
         """
         context, teams = self._context, self._teams(caller)
         return await _answer(
-            self._shown, teams, lambda: LatestAnswer(context.models, lambda m: context.call(self._pools, m, teams))
+            self._shown, teams, lambda: LatestAnswer(context.read_models, lambda m: context.call(self._pools, m, teams))
         )
 
     async def pools_json(self, caller: Caller) -> bytes:
         """Return `pools` as JSON, written once for each version of the read model, each node once for each change."""
         context, teams = self._context, self._teams(caller)
         return await _answer(
-            self._written, teams, lambda: LatestAnswer(context.models, lambda m: context.call(self._json, m, teams))
+            self._written,
+            teams,
+            lambda: LatestAnswer(context.read_models, lambda m: context.call(self._json, m, teams)),
         )
 
     def unassigned(self, caller: Caller) -> list[str]:

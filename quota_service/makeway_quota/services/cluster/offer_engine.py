@@ -135,12 +135,12 @@ class OfferEngine:
 
     async def answer(self, team: str, profile: str, kind: Kind, owner: str) -> Answer:
         """Return what a request would get now; a slow answer may be some seconds old."""
-        model = await self._context.models.current()
+        model = await self._context.read_models.current()
         return await self._answer(question_of(model, team, profile, kind, owner), model)
 
     async def answers(self, places: Sequence[tuple[str, str]], kind: Kind, owner: str) -> list[Answer]:
         """Return `answer` for every team and profile; only those that have to be waited for take tasks of their own."""
-        model = await self._context.models.current()
+        model = await self._context.read_models.current()
         await self._read_changes(model)
         questions = [question_of(model, team, profile, kind, owner) for team, profile in places]
         result = [self._lasting(question, model) for question in questions]
@@ -189,7 +189,7 @@ class OfferEngine:
         async with self._lock:
             if (wait := self._budget.wait()) > 0:
                 await asyncio.sleep(wait)
-            model = await self._context.models.current()
+            model = await self._context.read_models.current()
             await self._read_changes(model)
             while self._due():  # so many changes came that the engine is built anew
                 await self._read_changes(model)

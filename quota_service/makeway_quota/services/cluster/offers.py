@@ -59,7 +59,7 @@ class OfferService:
         engine = self._engine
         answers = await engine.answers(places, wanted.value, user)
         offers += [await self._shown(answer, wanted) for answer in answers]
-        model = await context.models.current()
+        model = await context.read_models.current()
         order = {profile.name: rank for rank, profile in enumerate(profiles)}
         return OfferTable(
             user=user,

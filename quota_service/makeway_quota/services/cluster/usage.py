@@ -30,12 +30,12 @@ class UsageService:
 
     async def usage(self, caller: Caller) -> Usage:
         """Return the usage of the teams that the caller may see, and of the cluster as a whole."""
-        model = await self._context.models.current()
+        model = await self._context.read_models.current()
         return usage_model(model, self._context.visible_teams(caller), caller.name, self._context.world.problem)
 
     async def metrics(self) -> bytes:
         """Return everything that Prometheus may scrape, as of now."""
-        model = await self._context.models.current()
+        model = await self._context.read_models.current()
         parts = {part: state == WORKING[part] for part, state in checks(self._context).items()}
         now = self._context.clock()
         deployments = await self._context.call(measure_deployments, self._context.store, now)

@@ -71,7 +71,7 @@ class JobAccess:
         attempts: Sequence[Attempt] = ()
         if whole and (stored := await context.call(context.store.with_attempts, row.id)) is not None:
             row, attempts = stored
-        model = await context.models.current() if row.state in ADMITTED else None
+        model = await context.read_models.current() if row.state in ADMITTED else None
         progress = await context.call(context.store.progress.of, [row.id])
         result = self.view(caller, row, model, attempts, progress.get(row.id), whole=True)
         if result.image is None:

@@ -58,7 +58,7 @@ class JobService:
         states = _states(state)
         owner = caller.name if mine else None
         within = None if mine else teams
-        model = await context.models.current()
+        model = await context.read_models.current()
 
         def read() -> JobPage:  # a thousand jobs take tens of milliseconds: not in the event loop
             try:

@@ -129,7 +129,7 @@ class ListingService:
         if query.team:
             teams = [query.team] if visible is None or query.team in visible else []
         rows = await self._context.world.rows_of(teams, owner)
-        model = await self._context.models.current()
+        model = await self._context.read_models.current()
         context = self._context
 
         def read() -> Listing:
