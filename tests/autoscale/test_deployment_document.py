@@ -259,7 +259,7 @@ machine_types:
 def test_a_document_for_gcp_reads_back_as_the_same_and_is_all_in_the_request() -> None:
     result = read_deployment(GCP_DOCUMENT)
     assert read_deployment(write_deployment(result)) == result
-    assert result.place == ("gcp", "my-project-123")
+    assert result.location == ("gcp", "my-project-123")
     machine_type = result.types[1]
     wanted = json.loads(result.request(machine_type, "europe-west4-a", "on_demand", machine_type.price, "m-1"))
     assert (wanted["accelerator"], wanted["gpus"], wanted["zone"]) == ("nvidia-tesla-t4", 2, "europe-west4-a")

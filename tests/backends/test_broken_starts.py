@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from api_server import PODS, ApiServer
-from makeway_quota.backends.base import BackendRefusal, BackendUnavailable, Phase
+from makeway_quota.backends.base import BackendRejected, BackendUnavailable, Phase
 from makeway_quota.backends.kubernetes.api.client import ApiStatusError, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
 from makeway_quota.backends.kubernetes.backend import UNREACHABLE_PAUSE
@@ -246,7 +246,7 @@ async def test_a_start_that_finds_a_part_of_its_gang_makes_it_anew(stored: Store
     first = await replicas()
     first.server.answer = dies_at("pods", after=2)
     await start_all(first, "gang")
-    with pytest.raises(BackendRefusal, match="made anew"):
+    with pytest.raises(BackendRejected, match="made anew"):
         await second.start(order("gang", 4))
     await second.undone("gang")
     await second.start_again()

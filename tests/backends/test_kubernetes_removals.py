@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from api_server import PODS, ApiServer, pod
-from makeway_quota.backends.base import BackendRefusal, BackendUnavailable
+from makeway_quota.backends.base import BackendRejected, BackendUnavailable
 from makeway_quota.backends.kubernetes.api.client import ApiStatusError, Object, run_all
 from makeway_quota.backends.kubernetes.attempts.removals import AT_ONCE
 from makeway_quota.backends.kubernetes.backend import REMOVAL_GRACE
@@ -110,7 +110,7 @@ async def test_a_gang_runs_without_a_network_policy_only_where_the_account_may_n
     backend.server.answer = refused(forbidden)
     await backend.start(order("j1", workers=2))
     backend.server.answer = refused('admission webhook "net.example.com" denied the request: no owner')
-    with pytest.raises(BackendRefusal, match="no owner"):
+    with pytest.raises(BackendRejected, match="no owner"):
         await backend.start(order("j2", workers=2))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from makeway_quota.backends.base import BackendError, BackendFull, BackendRefusal, BackendUnavailable
+from makeway_quota.backends.base import BackendError, BackendFull, BackendRejected, BackendUnavailable
 from makeway_quota.backends.kubernetes.api.client import ApiStatusError, ApiUnreachable
 from makeway_quota.backends.kubernetes.attempts.start_errors import start_error
 
@@ -65,7 +65,7 @@ def test_an_invalid_image_fails_its_job(status: int, message: str) -> None:
     result = start_error(ApiStatusError(status, "", message), 1)
     assert type(result) is BackendError
     assert str(result) == f"Kubernetes refuses its pod: {message}"
-    assert type(start_error(ApiStatusError(status, "", message), 0)) is BackendRefusal
+    assert type(start_error(ApiStatusError(status, "", message), 0)) is BackendRejected
 
 
 def test_no_answer_is_no_refusal() -> None:

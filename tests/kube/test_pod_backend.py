@@ -16,7 +16,7 @@ from informing import client, soon, start_api_server, stop_api_server
 from makeway_quota.backends.base import (
     BackendError,
     BackendFull,
-    BackendRefusal,
+    BackendRejected,
     BackendUnavailable,
     StartOrder,
 )
@@ -319,7 +319,7 @@ async def test_what_the_installation_lacks_is_no_fault_of_a_job(cluster: Cluster
     except ApiProblem as problem:
         text = str(problem).partition(": ")[2]
         result = start_error(ApiStatusError(problem.status, problem.reason, text), 1)
-    assert isinstance(result, BackendRefusal)
+    assert isinstance(result, BackendRejected)
     assert "cannot create resource" in str(result)
 
 

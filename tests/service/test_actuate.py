@@ -15,7 +15,7 @@ from makeway_quota.backends.base import (
     AttemptStatus,
     BackendError,
     BackendFull,
-    BackendRefusal,
+    BackendRejected,
     BackendUnavailable,
     NodeStatus,
     Observation,
@@ -170,7 +170,7 @@ async def test_a_start_that_is_refused_in_ever_new_words_is_repeated_less_and_le
 
         async def start(self, order: StartOrder) -> None:
             self.tries += 1
-            raise BackendRefusal(f"read tcp 10.0.0.2:{40000 + self.tries}: connection reset by peer")
+            raise BackendRejected(f"read tcp 10.0.0.2:{40000 + self.tries}: connection reset by peer")
 
     backend = Down()
     async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.05) as run:

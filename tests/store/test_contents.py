@@ -229,7 +229,7 @@ def test_a_database_that_is_opened_without_its_folder_says_so(postgres: str, tmp
 
 
 def test_an_sqlite_file_has_its_folder_beside_it(sqlite_url: str, tmp_path: Path, job) -> None:
-    store = open_store(sqlite_url, large=LARGE)
+    store = open_store(sqlite_url, min_artifact_bytes=LARGE)
     store.add_workload(job("j1"), BUNDLE, now=0.0)
     assert len(contents(tmp_path / "artifacts")) == 1
     store.close()

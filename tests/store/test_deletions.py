@@ -126,7 +126,7 @@ async def test_large_files_go_a_minute_after_a_deletion_unless_they_are_used_aga
 def test_a_content_that_is_removed_once_more_while_it_is_cleared_stays_noted(
     sqlite_url: str, job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, given = open_store(sqlite_url), [("f", b"x" * contents.LARGE, False)]
+    store, given = open_store(sqlite_url), [("f", b"x" * contents.MIN_ARTIFACT_BYTES, False)]
     ended(store, job, "one", given)
     delete(store, "one", 100.0)
     remove = store.contents._remove_unused
@@ -147,7 +147,7 @@ def test_a_content_that_is_removed_once_more_while_it_is_cleared_stays_noted(
 
 def test_a_replica_whose_clock_is_a_minute_ahead_removes_nothing_that_is_under_way(sqlite_url: str, job) -> None:
     store = open_store(sqlite_url)
-    ended(store, job, "one", [("f", b"x" * contents.LARGE, False)])
+    ended(store, job, "one", [("f", b"x" * contents.MIN_ARTIFACT_BYTES, False)])
     delete(store, "one", 1000.0)
     store.contents.clear(1000.0 + contents.UNDER_WAY + contents.CLOCKS_DIFFER - 1)
     with store._database.read() as connection:
@@ -157,7 +157,7 @@ def test_a_replica_whose_clock_is_a_minute_ahead_removes_nothing_that_is_under_w
 
 def test_the_notes_of_deletions_do_not_pile_up(store: Store, job) -> None:
     for number in range(5):
-        ended(store, job, f"j{number}", [("f", bytes([number]) * contents.LARGE, False)])
+        ended(store, job, f"j{number}", [("f", bytes([number]) * contents.MIN_ARTIFACT_BYTES, False)])
         delete(store, f"j{number}", 100.0)
     store.contents.clear(1e9)
     with store._database.read() as connection:

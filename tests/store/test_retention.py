@@ -317,7 +317,7 @@ def test_a_pass_that_is_killed_anywhere_is_finished_by_the_next(sqlite_url: str,
 
 
 async def test_a_file_gives_its_space_back_in_steps(sqlite_url: str, job) -> None:
-    store = open_store(sqlite_url, large=10**9)
+    store = open_store(sqlite_url, min_artifact_bytes=10**9)
     data = bytes(1_000_000)
     for number in range(60):
         store.add_workload(job(f"j{number}"), [("d", data + str(number).encode(), False)], now=0.0)

@@ -277,7 +277,7 @@ async def test_an_account_or_a_folder_that_cannot_be_counted_keeps_no_other(
 async def test_a_large_file_that_cannot_be_removed_keeps_no_other(
     sqlite_url: str, job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(open_store(sqlite_url, large=10)) as store:
+    with closing(open_store(sqlite_url, min_artifact_bytes=10)) as store:
         for id in IDS:
             store.add_workload(job(id), [("f", id.encode() * 10, False)], now=0.0)
             store.commit([Change(id, {"state": "failed", "ended_at": 1.0})], now=1.0)

@@ -150,7 +150,7 @@ class Deployment:
         return self.provider == CLUSTER
 
     @property
-    def place(self) -> tuple[str, ...]:
+    def location(self) -> tuple[str, ...]:
         """Return where its machines are: the provider, and the region or project in which it lists them."""
         within = {"aws": "region", "gcp": "project"}.get(self.provider)
         value = self.settings.get(within) if within else None

@@ -299,7 +299,7 @@ class BackendUnavailable(BackendError):
     """An order cannot be carried out now, which says nothing about the job: the next cycle tries again."""
 
 
-class BackendRefusal(BackendUnavailable):
+class BackendRejected(BackendUnavailable):
     """The backend answers, and refuses an order for a reason that may pass: it is tried again less and less often."""
 
 

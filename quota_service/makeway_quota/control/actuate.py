@@ -17,7 +17,7 @@ from ..backends.base import (
     Backend,
     BackendError,
     BackendFull,
-    BackendRefusal,
+    BackendRejected,
     BackendUnavailable,
     Observation,
     Phase,
@@ -260,7 +260,7 @@ class Actuator:
             if key not in self._postponed:
                 log.warning("%s is started later: %s", job_name(row), error)
             started.postponed.add(key)
-            if isinstance(error, BackendRefusal):
+            if isinstance(error, BackendRejected):
                 self.retries.refused(key)
             message = outcomes.start_postponed(job_name(row), sentence(error))
             if not alike(row.reason_message, message):

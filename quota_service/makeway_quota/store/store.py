@@ -47,7 +47,7 @@ from .replicas.leader_lock import LeaderLock, leader_lock
 from .replicas.replicas import Followed, Notifications
 from .reports.progress import ProgressRows
 from .reports.worker_reports import WorkerReports
-from .storage.contents import LARGE, Contents
+from .storage.contents import MIN_ARTIFACT_BYTES, Contents
 from .storage.growth import Growth
 from .storage.job_sizes import JobSizes
 from .storage.outputs import Outputs
@@ -55,10 +55,12 @@ from .storage.pruning import Pruning
 from .storage.sealed_secrets import SealedSecrets
 
 
-def open_store(url: str, artifacts: Artifacts | None = None, large: int = LARGE, *, durable: bool = False) -> Store:
+def open_store(
+    url: str, artifacts: Artifacts | None = None, min_artifact_bytes: int = MIN_ARTIFACT_BYTES, *, durable: bool = False
+) -> Store:
     """Open the database at `url` and bring its tables up to date; raise StoreError where that cannot be done.
 
-    Files of `large` bytes or more are in `artifacts`; None: a folder beside an SQLite file, or PostgreSQL itself.
+    Files of `min_artifact_bytes` or more are in `artifacts`; without it: a folder beside an SQLite file, or PostgreSQL.
     `durable`: every commit survives a power cut, not only those that a person is told of.
     """
     parsed = parse(url)
@@ -72,7 +74,7 @@ def open_store(url: str, artifacts: Artifacts | None = None, large: int = LARGE,
         artifacts = ArtifactFolder(Path(parsed.database or "").with_name("artifacts"))
     database = Database(parsed, durable=durable)
     try:
-        return Store(database, Contents(database, artifacts, large).set_up())
+        return Store(database, Contents(database, artifacts, min_artifact_bytes).set_up())
     except BaseException:
         database.close()
         raise
@@ -291,8 +293,8 @@ class Store:
     ) -> Workload | None:
         """Apply a change that moves a job to another queue; return the job, None where the expectation fails.
 
-        `env` replaces its environment. What is kept of the job is counted for its new team: StorageLimitExceeded where that
-        exceeds what may be kept for the team, or for the owner in it.
+        `env` replaces its environment. What is kept of the job is counted for its new team: StorageLimitExceeded where
+        that exceeds what may be kept for the team, or for the owner in it.
         """
         changed: list[Workload] = []
         with self._database.write(changed, durable=True) as connection:

@@ -22,7 +22,7 @@ from ..base import (
     LOST_AFTER,
     BackendError,
     BackendFull,
-    BackendRefusal,
+    BackendRejected,
     BackendUnavailable,
     Key,
     NodeStatus,
@@ -487,13 +487,13 @@ class KubernetesBackend(RemoteBackend):
             self._remove_created_pods(order)
         return result
 
-    def _discard_start(self, order: StartOrder) -> BackendRefusal:
+    def _discard_start(self, order: StartOrder) -> BackendRejected:
         """Delete the pods of a start that broke off, which get their tokens no more; return what to raise."""
         key = (order.workload, order.attempt)
         self.attempt_pods.break_off(key)
         self._tokens.done(key)
         self._remove_created_pods(order)
-        return BackendRefusal("its pods are of a start that broke off, and are made anew")
+        return BackendRejected("its pods are of a start that broke off, and are made anew")
 
     def _remove_created_pods(self, order: StartOrder) -> None:
         key = (order.workload, order.attempt)

@@ -226,10 +226,9 @@ def launch_facts(causes: Iterable[Cause], counts: Numbers, *, offered: bool = Fa
     facts: list[Fact] = []
     code = "no_machine_offered" if offered else "no_machine"
     for cause in causes:
+        money = {"used", "price", "limit"} if "used" in cause.values else {"price"}
         amounts: dict[str, Number] = {
-            name: value / MICROS_PER_UNIT
-            if name in ("used", "price") or (name == "limit" and "used" in cause.values)
-            else value
+            name: value / MICROS_PER_UNIT if name in money else value
             for name, value in cause.values.items()
             if not isinstance(value, str)
         }

@@ -24,7 +24,7 @@ from ...store.accounts import KINDS, AccountKey, accounts_of
 from ...store.database.reserve import disk_bytes, free_bytes
 from ...store.errors import StorageLimit, StorageLimitExceeded
 from ...store.records import KeptLimits
-from ...store.storage.contents import DELETED_AGE, LARGE
+from ...store.storage.contents import DELETED_AGE, MIN_ARTIFACT_BYTES
 from ...store.store import Store
 from ..refusals import busy, refuse
 
@@ -181,7 +181,7 @@ class StorageLimits:
         now, limit = self._clock(), self.limits.person
         deleted = self._drop_removed(owner, now)
         deleted_bytes = sum(bytes for _, bytes in deleted)
-        if deleted and limit and size >= LARGE and deleted_bytes + size > limit:
+        if deleted and limit and size >= MIN_ARTIFACT_BYTES and deleted_bytes + size > limit:
             wait = DELETED_FILES_SECONDS - (now - deleted[0][0])
             raise busy(
                 f"{owner} deleted {format_bytes(deleted_bytes)} in the last minutes, which are removed from the disk "

@@ -298,11 +298,11 @@ def _parse_stored(stored: StoredDeployment | None) -> tuple[Deployment | None, s
 
 def _check_place(old: Deployment | None, new: Deployment) -> None:
     """Raise PolicyInvalid where the provider or region changes: the machines at the old one would be forgotten."""
-    if old is None or old.place == new.place:
+    if old is None or old.location == new.location:
         return
     key = "provider" if old.provider != new.provider else "settings"
     message = (
-        f"the machines of this deployment are at {' in '.join(old.place)}, and would be forgotten there; "
+        f"the machines of this deployment are at {' in '.join(old.location)}, and would be forgotten there; "
         "save the document under another name, and delete this deployment"
     )
     raise PolicyInvalid([Issue(DOCUMENT_NAME, 1, key, message)])

@@ -28,7 +28,7 @@ CLEARED_AT_ONCE = 200
 """Such contents that one look at them removes"""
 MAX_UNREMOVABLE = 100
 """Contents that cannot be removed, after which the storage counts as unavailable"""
-LARGE = 256 * 1024
+MIN_ARTIFACT_BYTES = 256 * 1024
 """Bytes from which on a content is kept outside the database"""
 
 
@@ -43,10 +43,12 @@ class Collected(NamedTuple):
 class Contents:
     """The contents of submitted files. `artifacts` None: all are in the database."""
 
-    def __init__(self, database: Database, artifacts: Artifacts | None, large: int = LARGE) -> None:
+    def __init__(
+        self, database: Database, artifacts: Artifacts | None, min_artifact_bytes: int = MIN_ARTIFACT_BYTES
+    ) -> None:
         self._database = database
         self._artifacts = artifacts
-        self._large = large
+        self._min_artifact_bytes = min_artifact_bytes
         self._failed: str | None = None
         self.unremovable: dict[str, Exception] = {}
         """the contents outside that could not be removed the last time, by digest or place, and why"""
@@ -89,7 +91,7 @@ class Contents:
 
     def outside(self, data: bytes) -> bool:
         """Whether a content is kept outside the database."""
-        return self._artifacts is not None and len(data) >= self._large
+        return self._artifacts is not None and len(data) >= self._min_artifact_bytes
 
     def files(self, id: str) -> tuple[File, ...]:
         """Return the files of a submission, by path; FileUnreadable and FilesUnavailable name one."""

@@ -100,8 +100,8 @@ class Outputs:
 
         Bytes that are known already are left out. OutOfPlace where bytes before are missing, unless they are of a log
         and the worker `dropped` them. A log beyond `limit` loses its middle; another output is TooLong. Of a gang the
-        result of its first worker is kept that has one: what others send is taken, and dropped. StorageLimitExceeded where the
-        bytes that are kept for the owner of the job exceed one of the limits with these.
+        result of its first worker is kept that has one: what others send is taken, and dropped. StorageLimitExceeded
+        where the bytes that are kept for the owner of the job exceed one of the limits with these.
         """
         given, digest = _Sent(kind, offset, data, limit, dropped), None
         if self._contents.outside(data):  # written before the transaction, so what is refused must be known before

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from ...base import BackendError, BackendFull, BackendRefusal, BackendUnavailable
+from ...base import BackendError, BackendFull, BackendRejected, BackendUnavailable
 from ..api.client import ApiStatusError
 from ..api.quantities import parse_quantity
 
@@ -40,8 +40,8 @@ def start_error(error: Exception, pods: int) -> BackendError:
         return BackendError(f"Kubernetes refuses its pod: {error.message}")
     if error.status in (400, 403, 404, 422):
         admission = pods and not any(part in error.message for part in CONCERNS_ALL_JOBS)
-        return (BackendFull if admission else BackendRefusal)(f"{NEEDS_ADMINISTRATOR}: {error.message}")
-    return BackendRefusal(str(error))
+        return (BackendFull if admission else BackendRejected)(f"{NEEDS_ADMINISTRATOR}: {error.message}")
+    return BackendRejected(str(error))
 
 
 def _beyond_quota(message: str, pods: int) -> str:
