@@ -18,7 +18,6 @@ CHECKED = sorted(set(BOOTING) - {"lost nodes", "holds"})
 """Those whose plans keep all invariants where nothing boots, too; the others are compared only."""
 
 BROKEN = {
-    ("two pools", 10_024): "I4: a move is needless, also where nothing boots",
     ("static quotas", 10_154): "I7: work over quota starts in the next plan",
 }
 """Of 500 worlds of each kind, those in which both engines break an invariant."""

@@ -154,9 +154,15 @@ EDITS = (
     ),
     Edit(
         "cycle/nominations.py",
-        "pools = group.pools if group.may_borrow and not replaces else in_quota",
+        "pools = group.pools if group.may_borrow and not (workload.nomination or contested) else in_quota",
         "pools = group.pools if group.may_borrow else in_quota",
         "who replaced a start waits for its own GPUs",
+    ),
+    Edit(
+        "cycle/nominations.py",
+        "contested = workload.id in replaced or any(",
+        "contested = any(",
+        "whose start was replaced waits for its own GPUs",
     ),
     # Order
     Edit(

@@ -246,3 +246,22 @@ def test_a_job_over_quota_preempts_none_that_would_return_at_the_cost_of_a_gang_
         world.step()
     world.submit("high", "b", "there", priority=1)
     assert not check(world, ENGINES[engine], Random(7)).acts, "low would evict what the gang keeps"
+
+
+@pytest.mark.covers("F09", "F15")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_job_whose_start_over_quota_is_replaced_starts_where_it_then_evicted(engine: str) -> None:
+    """`asks` starts over quota in q, `late` replaces it, it evicts `old` in p, and `old` gets the room of `late`."""
+    world = World(fair_share="reclaim").pool("p", gpus=2).pool("q", gpus=3)
+    world.team("a", priority=1).team("b", priority=1, weight="High").team("c", 2, pools=("p",), weight="Lowest")
+    world.profile("one", 1, pools=("p", "q")).profile("two", 2, pools=("q", "p"))
+    world.profile("gang", 1, workers=3, pools=("q",))
+    world.run("old", "a", "one", "p-1").submit("asks", "c", "two").submit("late", "b", "gang")
+    plan = check(world, ENGINES[engine], Random(7))
+    assert [(move.id, move.preemptor) for move in plan.move] == [("old", "asks")]
+    assert not plan.start, "started over quota in q, it would be replaced again, and `old` would move in vain"
+    come_to_rest(world, ENGINES[engine])
+    assert [(name, world.workloads[name].placement[0].node) for name in world.named()] == [
+        ("asks", "p-1"),
+        ("old", "q-1"),
+    ]

@@ -75,11 +75,10 @@ def _start(
         if nomination_outlives_quota(group, nominated, pool) or guaranteed(cluster, group, pool)
     ]
     if in_quota:
-        replaces = workload.nomination or any(
-            workload.id in names for names in builder.preemptors_of_withdrawn.values()
-        )
-        # over quota elsewhere, what it replaced would replace it in turn
-        pools = group.pools if group.may_borrow and not replaces else in_quota
+        replaced = builder.preemptors_of_withdrawn
+        contested = workload.id in replaced or any(workload.id in names for names in replaced.values())
+        # over quota elsewhere, what it replaced, or what replaced it, would replace it (again)
+        pools = group.pools if group.may_borrow and not (workload.nomination or contested) else in_quota
         return not over_quota and any(
             try_start(builder, group, workload, pool, nominated, pool in in_quota) for pool in pools
         )

@@ -129,8 +129,8 @@ class Cycle:
             in_quota = [p for p in group.pools if p in outlives or self.in_quota(group, p)]
             free = [self.cluster.nodes[nominated[0].node].pool] if self.free_now(nominated, group) else []
             pools = (group.pools if in_quota or over_quota else free) if group.may_borrow else in_quota
-            if in_quota and (workload.nomination or self.replaces(name)):
-                pools = in_quota  # over quota elsewhere, what it replaced would replace it in turn
+            if in_quota and (workload.nomination or self.replaces_or_was_replaced(name)):
+                pools = in_quota  # over quota elsewhere, the other would replace it (again)
             if over_quota and not in_quota:
                 done = any(self.start_here(group, workload, pool, nominated, True) for pool in pools)
             else:
@@ -142,9 +142,10 @@ class Cycle:
             else:
                 self.cluster.nominate(workload, nominated)
 
-    def replaces(self, name: str) -> bool:
-        """Whether a start of this plan was withdrawn for a workload."""
-        return any(name in names for names in self.decisions.replaced.values())
+    def replaces_or_was_replaced(self, name: str) -> bool:
+        """Whether a start of this plan was withdrawn for a workload, or one of it for another workload."""
+        replaced = self.decisions.replaced
+        return name in replaced or any(name in names for names in replaced.values())
 
     # Serving one class
 
