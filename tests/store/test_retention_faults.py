@@ -274,6 +274,25 @@ async def test_an_account_or_a_folder_that_cannot_be_counted_keeps_no_other(
     assert f"folder {BAD}" in told
 
 
+async def test_jobs_without_a_folder_keep_no_other_from_being_measured(
+    sqlite_store: Store, job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a cluster, beside which jobs run on the service's own machine, too."""
+    monkeypatch.setattr(history, "MEASURED_AT_ONCE", 2)
+    store = sqlite_store
+    for id, ended in (("a1", NOW), ("a2", NOW), ("a3", NOW), ("b1", None), ("b2", None), ("b3", None)):
+        store.add_workload(job(id), now=NOW)
+        state = "running" if ended is None else "failed"
+        store.commit([Change(id, {"state": state, "attempt": 1, "ended_at": ended})], now=NOW)
+    keeper = keeper_of(store)
+    keeper._measure = lambda id: {"a3": 777, "b3": 1000}.get(id)
+    for _ in range(2):
+        await keeper.sweep()
+    assert store.accounts.unmeasured(10) == ["b1", "b2", "b3"]
+    kept = {account.kind: account.bytes for account in store.accounts.listed("ana")}
+    assert kept["folders"] == 1777
+
+
 async def test_a_large_file_that_cannot_be_removed_keeps_no_other(
     sqlite_url: str, job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,19 @@ def test_links_are_removed_and_what_they_point_to_stays(tmp_path: Path) -> None:
     assert (other / "step-000500" / "weights").exists()
 
 
+def test_a_folder_is_removed_however_deep_it_is(tmp_path: Path) -> None:
+    folder_of(tmp_path, "j-2")
+    deep = os.open(folder_of(tmp_path, "j-1"), os.O_RDONLY)
+    for _ in range(5000):
+        os.mkdir("a", dir_fd=deep)
+        deeper = os.open("a", os.O_RDONLY, dir_fd=deep)
+        os.close(deep)
+        deep = deeper
+    os.close(deep)
+    assert remove_all(str(tmp_path), ["j-1"], str(tmp_path / "report")) == 0
+    assert [one.name for one in tmp_path.iterdir()] == ["j-2"]
+
+
 def test_a_folder_that_is_a_link_itself_stays(tmp_path: Path) -> None:
     kept = folder_of(tmp_path, "kept")
     (tmp_path / "j-1").symlink_to(kept)

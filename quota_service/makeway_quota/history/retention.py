@@ -49,6 +49,8 @@ RESERVE = "keeping room on the disk"
 PURGED_AT_ONCE = 100
 ORPHANS_AT_ONCE = 1000
 MEASURED_AT_ONCE = 2000
+FAILED = -1
+"""Stands for the size of a folder that could not be measured"""
 BYTES_AT_ONCE = 4_000_000
 PAGES_AT_ONCE = 200
 
@@ -329,12 +331,17 @@ class Retention:
         await removals.step("noting what grows", lambda: self._call(lambda: store.growth.note(now, self._room())), None)
 
     async def _measure_folders(self, removals: RowRemovals) -> None:
-        accounts, sizes = self._store.accounts, dict[str, int]()
-        if self._measure is None:
+        """Measure the folders of jobs; one that has none, as of a pod, counts as empty, and is not asked for again."""
+        accounts, sizes, folder_bytes = self._store.accounts, dict[str, int](), self._measure
+        if folder_bytes is None:
             return
+
+        async def measure(id: str) -> int:
+            return await self._call(folder_bytes, id) or 0
+
         for id in await self._call(accounts.unmeasured, MEASURED_AT_ONCE):
-            measure = partial(self._call, self._measure, id)
-            if (size := await removals.guarded("measuring its size", "folder", id, measure, None)) is not None:
+            size = await removals.guarded("measuring its size", "folder", id, partial(measure, id), FAILED)
+            if size != FAILED:
                 sizes[id] = size
         if sizes:
             await self._call(accounts.measured, sizes, self._clock())

@@ -242,9 +242,17 @@ class Accounts:
             recount(connection, owner)
 
     def unmeasured(self, limit: int) -> list[str]:
-        """Return ended jobs whose folder was not measured since their end, and live ones that have run."""
+        """Return ended jobs whose folder was not measured since their end, and live ones that have run.
+
+        At most `limit` of each; of the live ones those that were measured longest ago.
+        """
         folder = folders.c
-        ran = select(W.id).where(W.kind == "job", W.attempt > 0, W.ended_at.is_(None))
+        ran = (
+            select(W.id)
+            .outerjoin(folders, folder.workload == W.id)
+            .where(W.kind == "job", W.attempt > 0, W.ended_at.is_(None))
+            .order_by(func.coalesce(folder.at, 0))
+        )
         ended = (
             select(W.id)
             .outerjoin(folders, folder.workload == W.id)

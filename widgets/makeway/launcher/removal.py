@@ -10,13 +10,14 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import stat
 import sys
+from collections.abc import Iterator
 
 JOB_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 """The id of a job: no path, and nothing that is hidden."""
 REPORT = "/dev/termination-log"
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def remove_all(volume: str, names: list[str], report: str = REPORT) -> int:
@@ -26,7 +27,7 @@ def remove_all(volume: str, names: list[str], report: str = REPORT) -> int:
     for name in names:
         try:
             _remove(volume, name)
-        except (OSError, RecursionError, ValueError) as error:
+        except (OSError, ValueError) as error:
             why = why or f"{name}: {error}"
             owner = _other_owner(os.path.join(volume, name)) if isinstance(error, PermissionError) else -1
             remaining.setdefault(str(owner), []).append(name)
@@ -44,39 +45,102 @@ def _remove(volume: str, name: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder that a job has written to, also where it has made folders read-only; OSError with the reason."""
-    shutil.rmtree(path, ignore_errors=True)
-    if os.path.lexists(path):  # a job may have made folders read-only
-        _make_writable(path)
-        shutil.rmtree(path, ignore_errors=True)
-    if os.path.lexists(path):
-        shutil.rmtree(path)  # raises why
+    """Remove a folder that a job has written to, however deep it is and whatever its rights are.
+
+    The folders in a folder are moved up to `path` before it is removed itself, so that nothing recurses and no path
+    becomes too long. What cannot be removed is left, and OSError says why.
+    """
+    if not os.path.lexists(path):
+        return
+    with _opened(path) as top:
+        failed: dict[str, OSError] = {}
+        while names := [name for name in os.listdir(top) if name not in failed]:
+            for name in names:
+                try:
+                    _remove_from(name, top)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    failed[name] = error
+        if failed:
+            raise next(iter(failed.values()))
+    os.rmdir(path)
 
 
-def _make_writable(path: str) -> None:
-    """Add all rights of the owner to a folder and to those below it."""
-    _open_up(path, None)
-    for _, folders, _, inside in os.fwalk(path):
-        for name in folders:
-            _open_up(name, inside)
+def _remove_from(name: str, top: int) -> None:
+    """Remove a file or a folder in the folder `top`, to which the folders in it are moved."""
+    if _unlinked(name, top):
+        return
+    failure: OSError | None = None
+    with _opened(name, top) as folder:
+        for inner in os.listdir(folder):
+            try:
+                if not _unlinked(inner, folder):
+                    _move_up(inner, folder, top)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                failure = failure or error
+    if failure is not None:
+        raise failure
+    os.rmdir(name, dir_fd=top)
 
 
-def _open_up(name: str, inside: int | None) -> None:
-    """Add all rights of the owner to one folder, unless it is a link or another user's."""
+def _unlinked(name: str, folder: int) -> bool:
+    """Remove a file, a link or an empty folder; return whether it is gone, which a folder with something in it is not.
+
+    Another user's empty folder can be removed, but not moved.
+    """
+    if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+        os.unlink(name, dir_fd=folder)
+        return True
     with contextlib.suppress(OSError):
-        folder = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=inside)
+        os.rmdir(name, dir_fd=folder)
+        return True
+    return False
+
+
+def _move_up(name: str, folder: int, top: int) -> None:
+    new = f"removed-{os.urandom(12).hex()}"
+    try:
+        os.rename(name, new, src_dir_fd=folder, dst_dir_fd=top)
+    except PermissionError:  # its entry “..” is written to
+        with _opened(name, folder):
+            os.rename(name, new, src_dir_fd=folder, dst_dir_fd=top)
+
+
+@contextlib.contextmanager
+def _opened(name: str, inside: int | None = None) -> Iterator[int]:
+    """Open a folder, and give its owner all rights to it."""
+    try:
+        handle = os.open(name, FOLDER, dir_fd=inside)
+    except PermissionError:
+        closed = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=inside)
         try:
-            os.chmod(f"/proc/self/fd/{folder}", stat.S_IMODE(os.fstat(folder).st_mode) | 0o700)
+            os.chmod(f"/proc/self/fd/{closed}", 0o700)
         finally:
-            os.close(folder)
+            os.close(closed)
+        handle = os.open(name, FOLDER, dir_fd=inside)
+    try:
+        mode = stat.S_IMODE(os.fstat(handle).st_mode)
+        if mode & 0o700 != 0o700:
+            with contextlib.suppress(OSError):
+                os.fchmod(handle, mode | 0o700)
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def _other_owner(path: str) -> int:
     """Return the other user who owns a folder of those that are left; -1 without one."""
-    for folder, _, _ in os.walk(path):
+    waiting = [path]
+    while waiting:
+        folder = waiting.pop()
         with contextlib.suppress(OSError):
             if (owner := os.lstat(folder).st_uid) != os.geteuid():
                 return owner
+            with os.scandir(folder) as entries:
+                waiting += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     return -1
 
 

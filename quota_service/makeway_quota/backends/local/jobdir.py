@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any, BinaryIO
 from ...values import File
 from ..base import BackendError
 from ..untrusted import NOT_JSON, UnreadableJson, read_table
+from .folder_tree import remove_tree, tree_bytes
 from .service_faults import raise_own
 from .users import UnixAccount
 
@@ -86,19 +86,12 @@ class Layout:
         """Remove a job's folder with everything in it."""
         folder = self.job(workload)
         if folder.exists():
-            shutil.rmtree(folder)
+            remove_tree(folder)
 
     def folder_bytes(self, workload: str) -> int | None:
         """Return the bytes on disk of a job's folder, without following links; None where there is none."""
         folder = self.job(workload)
-        if not folder.exists():
-            return None
-        total = 0
-        for path, _, names in os.walk(folder):
-            for name in names:
-                with suppress(OSError):
-                    total += os.lstat(os.path.join(path, name)).st_blocks * 512
-        return total
+        return tree_bytes(folder) if folder.exists() else None
 
     def order(self, workload: str, attempt: int) -> Path:
         """Return the path of an attempt's order."""
@@ -175,7 +168,7 @@ def remove_order(path: Path) -> None:
     """Remove an order, or what is in its place."""
     with suppress(FileNotFoundError):
         if stat.S_ISDIR(path.lstat().st_mode):
-            shutil.rmtree(path)
+            remove_tree(path)
         else:
             path.unlink()
 
