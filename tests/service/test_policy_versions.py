@@ -75,6 +75,22 @@ async def test_a_document_that_was_refused_is_never_in_force(
 
 
 @pytest.mark.covers("F12")
+async def test_a_document_that_is_in_force_already_makes_no_version(tmp_path: Path) -> None:
+    """As of a script that applies the same file every minute, for months."""
+    async with running(tmp_path) as run:
+        root = run.client("root")
+        version = (await root.policy_apply(BETTER, "more")).version
+        before = await told(run)
+        for base in (None, version):
+            again = await root.policy_apply(BETTER, "once more", base)
+            assert (again.version, again.comment) == (version, "more")
+        with pytest.raises(MakewayError, match="meanwhile"):
+            await root.policy_apply(BETTER, "", version - 1)
+        assert await told(run) == before
+        assert (await root.policy_apply(TEXT, "back", version)).version == version + 1
+
+
+@pytest.mark.covers("F12")
 @pytest.mark.parametrize("part", ["node", "workload"])
 async def test_a_stored_document_is_in_force_whatever_cannot_be_counted_by_it(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

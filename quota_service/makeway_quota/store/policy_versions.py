@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import reads, writes
+from . import reads, rows, writes
 from .database.database import Database
 from .records import NewDecision, PolicyVersion
 
@@ -41,9 +41,13 @@ class PolicyVersions:
     ) -> PolicyVersion:
         """Add a version, which is in force then, and log the `decision` about it, both or none.
 
-        Conflict unless `base` is the version in force (0: none yet, None: any).
+        A document that is in force already, as a script applies it again and again, adds neither: the version in force
+        is returned. Conflict unless `base` is the version in force (0: none yet, None: any).
         """
         with self._database.write(durable=True) as connection:
+            current = reads.policy(connection, None)
+            if current is not None and base in (None, current.version) and current.document == rows.clean(document):
+                return current
             added = writes.add_policy(connection, PolicyVersion(0, now, author, comment, document), base)
             data = {"version": added.version, "author": author, "comment": comment}
             writes.add_event(connection, "policy", None, author, data, now)
