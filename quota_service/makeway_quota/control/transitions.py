@@ -354,7 +354,8 @@ def requeue(
 ) -> Transition:
     """Requeue a job under its id and first submit time; a moved job keeps its nomination.
 
-    `counted`: the numbers of the row that the end of this attempt changes, such as its preemptions.
+    Not where it was cancelled meanwhile, as for `defer`. `counted`: the numbers of the row that the end of this attempt
+    changes, such as its preemptions.
     """
     moves = row.notice is not None and row.notice.kind == "move"
     fields = _freed() | _reason(code, message) | {"exit_code": end.status.exit_code, "message": end.status.message}
@@ -363,7 +364,7 @@ def requeue(
         fields["nomination"] = row.nomination
     numbers = {"attempt": row.attempt, "exit_code": end.status.exit_code, "lost_seconds": end.lost_seconds}
     decision = decide(row, "requeue", code, message, **numbers)
-    return Transition(_change("requeue", row, fields, closed=_close(row, end, outcome)), decision)
+    return Transition(_change("requeue", row, fields, row.version, closed=_close(row, end, outcome)), decision)
 
 
 def finish(row: Workload, end: AttemptEnd, state: End, message: str) -> Transition:
