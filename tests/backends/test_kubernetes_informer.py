@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from api_server import PODS, ApiServer, pod
-from makeway_quota.backends.kubernetes.api.client import ApiStatusError, Object
+from makeway_quota.backends.kubernetes.api.client import ApiStatusError, Object, refusal_of
 from makeway_quota.backends.kubernetes.api.informer import Informer, Timing
 
 QUICK = Timing(first_pause=0.01, max_pause=0.02, silence=0.2, page=1)
@@ -230,6 +230,15 @@ async def test_a_watch_that_was_asked_to_wait_goes_on_where_it_was() -> None:
     async with followed(server, uid_of) as informer:
         await until(lambda: informer.counts.failures >= 4)
         assert informer.counts.lists == 1
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("5", 5), ("86400", 60), ("9" * 400, 60), ("-1", None), ("Sun, 29 Nov 2026", None), ("", None)],
+)
+def test_no_answer_has_the_cluster_looked_at_again_only_a_day_later(header: str, seconds: float | None) -> None:
+    """As of a gateway in front of an API server that is being replaced."""
+    assert refusal_of(503, b"maintenance", header).retry_after == seconds
 
 
 class BrokenWatch(ApiServer):

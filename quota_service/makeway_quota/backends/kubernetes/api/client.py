@@ -22,6 +22,8 @@ Object = dict[str, Any]
 T = TypeVar("T")
 
 REQUEST_SECONDS = 30.0
+MAX_RETRY_AFTER = 60.0
+"""Seconds after which the API server is asked again, however long a proxy in front of it says to wait"""
 TOKEN_SECONDS = 60.0
 """How long a token is used before its file is read again."""
 UNAUTHORIZED = 401
@@ -213,7 +215,7 @@ class ApiClient:
 
 def refusal_of(status: int, content: bytes, retry_after: str | None = None) -> ApiStatusError:
     """Return the refusal that an answer is: a Status of Kubernetes, or whatever a proxy in between wrote."""
-    seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
+    seconds = min(float(retry_after), MAX_RETRY_AFTER) if retry_after and retry_after.isdecimal() else None
     try:
         answer = orjson.loads(content)
         return ApiStatusError(status, str(answer.get("reason") or ""), str(answer.get("message") or ""), seconds)
