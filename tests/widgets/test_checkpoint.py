@@ -315,6 +315,27 @@ def test_the_error_of_a_save_is_not_replaced_by_one_of_looking_for_its_cause(
     assert list(job.dir.iterdir()) == []
 
 
+def test_steps_that_begin_anew_are_told_once(job: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    """As where the steps are those of an epoch: the training would resume from the end of an earlier one."""
+    told = "from which the training resumes"
+    for step in (10, 20, 20, 30):
+        with job.saving(step):
+            pass
+    assert told not in capfd.readouterr().err
+    for step in (5, 10):
+        with job.saving(step):
+            pass
+    assert names(job)[-1] == "step-000030"
+    assert capfd.readouterr().err.count(told) == 1
+
+
+@pytest.mark.parametrize("step", [2**53, 10**300], ids=["2**53", "10**300"])
+def test_a_step_beyond_what_can_be_kept_is_refused(job: ModuleType, step: int) -> None:
+    with pytest.raises(ValueError, match="the number of steps done"), job.saving(step):
+        pass
+    assert job.latest() is None
+
+
 def test_a_checkpoint_of_a_negative_step_is_refused(job: ModuleType) -> None:
     """It would never be found again."""
     with pytest.raises(ValueError, match="step is -1; a checkpoint has the number of steps done"), job.saving(-1):

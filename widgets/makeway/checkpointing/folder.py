@@ -32,6 +32,8 @@ _NFS_PREFIX = ".nfs"
 """How the names of files begin that an NFS client keeps only because they were open when they were removed"""
 _VISIBLE_SECONDS = 60.0
 """Seconds within which a folder that rank 0 has made has to be seen by all ranks"""
+_MAX_STEP = 2**53
+"""Beyond it not every reader of JSON keeps a number"""
 _MAX_REVISIONS = 1000
 """Revisions of a step that ranks tell apart"""
 _FEW_BYTES = 16 * 2**20
@@ -94,8 +96,9 @@ class Folder:
 
         `keep` complete ones stay. OSError with numbers if the disk is full.
         """
-        if step < 0:
-            raise ValueError(f"step is {step}; a checkpoint has the number of steps done, from 0")
+        if not 0 <= step < _MAX_STEP:
+            shown = str(step)[:30]
+            raise ValueError(f"step is {shown}; a checkpoint has the number of steps done, from 0")
         attempt, rank = _attempt(), os.environ.get("RANK", "0")
         partial = self.home / _partial_name(step, attempt, rank, os.getpid(), time.time_ns())
         try:
@@ -183,7 +186,22 @@ class Folder:
                 break
         self._write_sizes(name, sizes)
         _flush(self.home)
+        self._warn_of_later_steps(step)
         self._drop(keep)
+
+    def _warn_of_later_steps(self, step: int) -> None:
+        """Write to standard error, once, that the training would not resume from what was saved just now."""
+        rank, size = rank_and_size()
+        newest = self.complete()[-1:]
+        latest, _ = step_and_revision(newest[0]) if newest else (-1, 0)
+        if latest > step and rank == 0 and size == 1 and _LATER_STEPS not in _REPORTED:
+            _REPORTED.add(_LATER_STEPS)
+            text = (
+                f"Makeway: step {step} was saved, but there is a checkpoint of step {latest}, from which the training "
+                "resumes: count the steps over the whole training, not anew in each epoch, or remove what is in "
+                f"{self.home} to begin anew"
+            )
+            print(text, file=sys.stderr, flush=True)
 
     def _drop(self, keep: int) -> None:
         """Remove what is older than the newest complete checkpoints; none that is half removed looks complete."""
@@ -282,6 +300,8 @@ class Folder:
 
 _REPORTED: set[str] = set()
 """What this process has written of damaged checkpoints"""
+_LATER_STEPS = "later steps"
+"""Stands in `_REPORTED` for a checkpoint with fewer steps than one before it"""
 
 
 def common(find: Callable[[], Path | None], ranks: RankGroup) -> Path | None:
