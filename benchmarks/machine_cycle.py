@@ -291,7 +291,7 @@ def _machine(number: int, ready: bool, now: float) -> Machine:
         gpus=GPUS,
         request='{"init_script": "' + 500 * "x" + '"}',
         requested_at=at,
-        since=at,
+        state_since=at,
         state="ready" if ready else "booting",
         launch_calls=1,
         launch_called_at=at,

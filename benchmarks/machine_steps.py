@@ -156,7 +156,7 @@ def _machine(number: int) -> Machine:
         gpus=2,
         request="{}",
         requested_at=at,
-        since=at,
+        state_since=at,
         state="ready" if number % 4 else "booting",
         launch_calls=1,
         launch_called_at=at,

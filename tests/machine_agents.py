@@ -41,7 +41,7 @@ def requested(name: str, *, gpus: int = 2, pool: str = "cloud", **request: Any) 
         gpus=gpus,
         request=json.dumps({**options, **request}),
         requested_at=now,
-        since=now,
+        state_since=now,
         state="booting",
         launch_calls=1,
         launched_at=now,
@@ -61,7 +61,7 @@ def change(service: Application, name: str, **fields: Any) -> Machine:
     assert term is not None
     row = store.machines.machine(name)
     assert row is not None
-    changed = replace(row, since=time.time(), **fields)
+    changed = replace(row, state_since=time.time(), **fields)
     assert store.machines.commit(row.deployment, term, MachineChanges(changed=(changed,)))
     service.loop.wake()
     return changed

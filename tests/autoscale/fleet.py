@@ -38,7 +38,7 @@ def machine(**fields: Any) -> Machine:
     return Machine(
         **{
             "id": "m-1", "deployment": "cloud", "pool": "gpu", "type": "g2", "zone": "a", "market": "on_demand",
-            "price": 3 * EURO, "gpus": 2, "request": "{}", "requested_at": START, "since": START,
+            "price": 3 * EURO, "gpus": 2, "request": "{}", "requested_at": START, "state_since": START,
         } | fields
     )  # fmt: skip
 

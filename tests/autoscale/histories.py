@@ -486,7 +486,7 @@ class History:
         cost = 0.0
         for row in self.store.finished.values():
             if row.state != "failed":
-                cost += (row.price or 0) * max(0.0, row.since - row.requested_at) / 3600
+                cost += (row.price or 0) * max(0.0, row.state_since - row.requested_at) / 3600
         closed = sum(self.store.closed_spend.values())
         assert cost - 1 <= closed <= cost + 10 * len(self.store.finished) + 1, self._text(f"{closed} is not {cost}")
 

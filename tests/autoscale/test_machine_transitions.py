@@ -36,7 +36,7 @@ def variants(state: MachineState) -> list[Machine]:
         since = NOW - old
         result.append(
             new_machine(
-                market="spot", price=3, requested_at=since, since=since, state=state,
+                market="spot", price=3, requested_at=since, state_since=since, state=state,
                 launch_calls=calls, launch_called_at=since if calls else None, instance=instance, launched_at=since,
                 boot="boot-1", heard_at=heard, attempts=attempts, needed_at=since, drain=drain,
                 deadline=NOW - 1 if drain == "spot" and old > 1 else None, missed_lists=absences,
@@ -108,7 +108,7 @@ def test_every_time_that_a_row_has_is_moved_with_the_clock() -> None:
         deadline=START,
     )
     moved = machine.shifted(60)
-    times = {name for name in Machine.__slots__ if name.endswith("_at") or name in ("since", "deadline")}
+    times = {name for name in Machine.__slots__ if name.endswith("_at") or name in ("state_since", "deadline")}
     assert {name for name in times if getattr(moved, name) == getattr(machine, name) + 60} == times
 
 

@@ -15,7 +15,7 @@ from makeway_quota.autoscale.machine import Machine, MachineState
 
 
 def machine(at: float, price: int | None = EURO, state: MachineState = "ready") -> Machine:
-    return new_machine(price=price, requested_at=at, since=at, state=state)
+    return new_machine(price=price, requested_at=at, state_since=at, state=state)
 
 
 def test_a_gpu_costs_its_share_of_the_machine_rounded_up() -> None:

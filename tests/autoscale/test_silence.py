@@ -88,7 +88,7 @@ def test_a_report_from_before_the_drain_does_not_make_a_machine_vacant_however_l
     fleet = draining()
     machine = fleet.rows[0]
     fleet.now += 15
-    for early in (machine.since - 5, machine.since):
+    for early in (machine.state_since - 5, machine.state_since):
         fleet.report(machine.id, "heard", at=early, boot=machine.boot or "", attempts=0)
         fleet.cycle()
         assert fleet.states == ["draining"]

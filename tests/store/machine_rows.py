@@ -29,5 +29,5 @@ def end(store: Store, term: int, *ids: str, at: float = START + 60, state: str =
     """Commit the end of machines."""
     known = {row.id: row for row in store.machines.live()}
     rows = [known[id] for id in ids]
-    ended = tuple(replace(row, state=state, since=at, reason="idle") for row in rows)  # type: ignore[arg-type]
+    ended = tuple(replace(row, state=state, state_since=at, reason="idle") for row in rows)  # type: ignore[arg-type]
     assert store.machines.commit(rows[0].deployment, term, MachineChanges(changed=ended, **changes))

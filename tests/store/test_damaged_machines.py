@@ -57,7 +57,7 @@ def test_no_damage_of_one_machine_stops_any_other(sqlite_store: Store, value: ob
     assert len(store.machines.machines("cloud")) >= len(rows) - 1
     for row in rows:
         assert row.price in (3 * EURO, None, value), "unknown, not zero"
-        assert {row.requested_at, row.since} <= {START, value}
+        assert {row.requested_at, row.state_since} <= {START, value}
     changed = tuple(replace(row, needed_at=START + 5) for row in rows)
     assert store.machines.commit("cloud", term, MachineChanges(changed=changed)), "what was read can be written"
     assert store.machines.read("cloud").machines == tuple(replace(row, version=row.version + 1) for row in changed)
@@ -82,7 +82,7 @@ def test_times_that_cannot_be_read_are_none_of_long_ago(store: Store) -> None:
     for name in ("requested_at", "since", "needed_at", "heard_at"):
         damage(store, "machines", name, float("nan") if not store._database.sqlite else BLOB)
     [row] = store.machines.read("cloud").machines
-    assert (row.requested_at, row.since, row.needed_at, row.heard_at) == (START, START, START, None)
+    assert (row.requested_at, row.state_since, row.needed_at, row.heard_at) == (START, START, START, None)
 
 
 def test_a_machine_without_an_id_or_a_request_hides_no_other(sqlite_store: Store) -> None:

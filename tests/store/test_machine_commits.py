@@ -30,8 +30,8 @@ def everything(store: Store, term: int, **changes: Any) -> MachineChanges:
     given: dict[str, Any] = {
         "launched": (machine(id="m-3", term=term),),
         "changed": (
-            replace(first, state="gone", since=START + 9, reason="idle"),
-            replace(second, state="booting", since=START + 9, reason="launched", instance="i-2"),
+            replace(first, state="gone", state_since=START + 9, reason="idle"),
+            replace(second, state="booting", state_since=START + 9, reason="launched", instance="i-2"),
         ),
         "backoffs": (BACKOFF,),
         "spent": {"2026-09": 7, "2026-10": 8},
@@ -73,7 +73,7 @@ def test_a_commit_is_read_back_as_it_was_made(store: Store) -> None:
 def test_every_change_of_a_state_or_its_cause_is_in_the_log(store: Store) -> None:
     term = launch(store, "m-1", "m-2")
     assert store.machines.commit("cloud", term, everything(store, term))
-    draining = replace(row_of(store, "m-2"), state="draining", drain="idle", reason="idle", since=START + 20)
+    draining = replace(row_of(store, "m-2"), state="draining", drain="idle", reason="idle", state_since=START + 20)
     assert store.machines.commit("cloud", term, MachineChanges(changed=(draining,)))
     stronger = replace(row_of(store, "m-2"), drain="pause", reason="pause")
     assert store.machines.commit("cloud", term, MachineChanges(changed=(stronger,)))
@@ -288,7 +288,7 @@ def test_a_thousand_machines_are_read_and_written_in_a_bounded_number_of_stateme
     assert [row.id for row in rows.machines] == ids
     assert len([one for one, _ in reading if one.startswith("SELECT")]) == 6
     with statements(store) as writing:
-        ends = tuple(replace(row, state="gone", since=START + 60, reason="idle") for row in rows.machines)
+        ends = tuple(replace(row, state="gone", state_since=START + 60, reason="idle") for row in rows.machines)
         assert store.machines.commit("cloud", term, MachineChanges(changed=ends))
     assert len(writing) < 20
     assert store.machines.read("cloud") == MachineRows()

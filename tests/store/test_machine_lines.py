@@ -30,7 +30,11 @@ def lives(store: Store, seed: int, machines: int = 12) -> list[tuple[float, str,
     changes = sorted(change for change in changes if change[0] <= NOW)
     for at, id, state in changes:
         known = {row.id: row for row in store.machines.live()}
-        row = replace(known[id], state=state, since=at) if id in known else machine(id=id, requested_at=at, since=at)  # type: ignore[arg-type]
+        row = (
+            replace(known[id], state=state, state_since=at)
+            if id in known
+            else machine(id=id, requested_at=at, state_since=at)
+        )  # type: ignore[arg-type]
         new = MachineChanges(changed=(row,)) if id in known else MachineChanges((row,))
         assert store.machines.commit("cloud", term, new)
     return changes
@@ -70,11 +74,11 @@ def test_the_lines_are_what_the_machines_were_at_each_time(
 def test_machines_that_live_for_seconds_only_are_in_the_lines(store: Store) -> None:
     term, begin = store.take_term("test", 0.0), NOW - 600
     for n in range(3):
-        row = machine(id=f"m-{n}", requested_at=begin + n, since=begin + n)
+        row = machine(id=f"m-{n}", requested_at=begin + n, state_since=begin + n)
         assert store.machines.commit("cloud", term, MachineChanges((row,)))
     for n in range(3):
         known = {row.id: row for row in store.machines.live()}
-        gone = replace(known[f"m-{n}"], state="gone", since=begin + 4 + n)
+        gone = replace(known[f"m-{n}"], state="gone", state_since=begin + 4 + n)
         assert store.machines.commit("cloud", term, MachineChanges(changed=(gone,)))
     lines = timeline(store.machine_log.states("cloud", NOW - WINDOW), store.machines.live())
     assert max(lines["starting"]) == 3

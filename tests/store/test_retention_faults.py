@@ -68,7 +68,7 @@ def refuse(store: Store, table: str, condition: str) -> Callable[[], None]:
 def fill(store: Store, job: Any) -> None:
     """Add ended jobs with outputs, files, decisions and keys of submissions, and machines, all of them old."""
     store.machines._clock = lambda: 1.0
-    term = launch(store, *IDS, requested_at=1.0, since=1.0)
+    term = launch(store, *IDS, requested_at=1.0, state_since=1.0)
     end(store, term, *IDS, at=1.0)
     for id in IDS:
         store.deployments.save(id, "", 0, "ana", 1.0)

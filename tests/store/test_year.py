@@ -88,13 +88,13 @@ def day_of_machines(store: Store, term: int, day: int) -> None:
         if saved := store.deployments.read(before):
             store.deployments.delete(before, saved.version, "ana", now)
         store.deployments.save(name, "pools: {}", 0, "ana", now)
-    live = [replace(row, state="gone", since=now, reason="idle") for row in store.machines.live()]
+    live = [replace(row, state="gone", state_since=now, reason="idle") for row in store.machines.live()]
     if live:
         spent = {f"{1970 + day // 365}-{1 + day % 365 // 31:02}": 1000}
         assert store.machines.commit(before, term, MachineChanges(changed=tuple(live), first_seen={}, spent=spent))
     if weekday == 0:
         assert store.deployments.close(before, term, now) == bool(live)
-    new = machine(id=f"m{day}", deployment=name, requested_at=now, since=now)
+    new = machine(id=f"m{day}", deployment=name, requested_at=now, state_since=now)
     held = LaunchBackoff("g2", "a", "on_demand", "stock_out", 1 + weekday, now, now + 600)
     changes = MachineChanges((new,), backoffs=(held,), first_seen={f"i-{day}": now})
     assert store.machines.commit(name, term, changes)

@@ -31,7 +31,7 @@ def change(web: Portal, id: str, **values: Any) -> None:
     """Commit another state of a machine, as the leader does."""
     [row] = [one for one in store_of(web).machines.live() if one.id == id]
     now = web.services.context.clock()
-    changed = replace(row, **({"since": now} if "state" in values else {}) | values)
+    changed = replace(row, **({"state_since": now} if "state" in values else {}) | values)
     term = web.run.service.components.leader.term or 0
     assert store_of(web).machines.commit("cloud", term, MachineChanges(changed=(changed,)))
 
@@ -46,7 +46,7 @@ async def dashboard(web: Portal, url: str, page: Page) -> None:
 
 def started(web: Portal, *ids: str, **values: Any) -> None:
     now = web.services.context.clock()
-    launch(web, *ids, revision=1, type="gpu-2", requested_at=now, since=now, **values)
+    launch(web, *ids, revision=1, type="gpu-2", requested_at=now, state_since=now, **values)
 
 
 @pytest.mark.covers("F56")
@@ -149,7 +149,7 @@ async def test_a_screen_reader_meets_no_obstacle_in_either_theme(
         states = ("requested", "booting", "joining", "ready", "draining", "terminating")[: number + 1]
         term = web.run.service.components.leader.term or 0
         for step, state in enumerate(states):
-            row = replace(row, state=state, since=now - 3000 + 400 * step + 60 * number)
+            row = replace(row, state=state, state_since=now - 3000 + 400 * step + 60 * number)
             new = MachineChanges((row,), revision=1) if not step else MachineChanges(changed=(row,))
             assert store_of(web).machines.commit("cloud", term, new)
             [row] = [one for one in store_of(web).machines.live() if one.id == row.id]

@@ -337,7 +337,7 @@ async def test_machines_and_their_money_are_metrics(web: Portal) -> None:
     assert stored is not None
     store.deployments.delete("cloud", stored.version, "root", now)
     rows = {row.id: row for row in store.machines.live()}
-    gone = tuple(replace(row, state="gone", since=now) for row in rows.values())
+    gone = tuple(replace(row, state="gone", state_since=now) for row in rows.values())
     assert store.machines.commit("cloud", term, MachineChanges(changed=gone))
     assert store.deployments.close("cloud", term, now)
     assert await numbers() == [], "what is gone is no series"

@@ -51,7 +51,7 @@ class Machine:
     gpus: int
     request: str
     requested_at: float
-    since: float
+    state_since: float
     """when the state began"""
     state: MachineState = "requested"
     version: int = 0
@@ -97,7 +97,7 @@ class Machine:
         """Return the machine with its times moved, after the clock was set forward by so many seconds."""
         names = (
             "requested_at",
-            "since",
+            "state_since",
             "launch_called_at",
             "end_called_at",
             "launched_at",
@@ -119,7 +119,7 @@ class Machine:
 
     def overdue(self, now: float, timeouts: MachineTimeouts) -> bool:
         """Whether it is being ended for longer than an administrator has to be told."""
-        return self.state == "terminating" and now - self.since > timeouts.alarm
+        return self.state == "terminating" and now - self.state_since > timeouts.alarm
 
     @property
     def accepts_work(self) -> bool:

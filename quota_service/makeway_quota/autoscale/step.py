@@ -247,7 +247,7 @@ class _StepState:
             gpus=machine_type.gpus,
             request=self.deployment.request(machine_type, launch.zone, launch.market, launch.price, machine_id),
             requested_at=self.now,
-            since=self.now,
+            state_since=self.now,
             needed_at=self.now,
         )
         self.machines[machine.id] = machine

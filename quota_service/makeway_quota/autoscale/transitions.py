@@ -154,7 +154,7 @@ def apply_event(machine: Machine, event: MachineEvent, now: float, timeouts: Mac
 
 
 def _enter(machine: Machine, state: MachineState, now: float, reason: str, **fields: Any) -> Machine:
-    return machine.with_fields(state=state, since=now, reason=reason, missed_lists=0, **fields)
+    return machine.with_fields(state=state, state_since=now, reason=reason, missed_lists=0, **fields)
 
 
 def _not_after(at: float | None, now: float, otherwise: float) -> float:
@@ -230,7 +230,7 @@ def _heard(machine: Machine, event: MachineEvent, now: float, timeouts: MachineT
     if at < _not_after(machine.heard_at, now, at):
         return machine
     cordoned = machine.state == "draining" or machine.drain is not None
-    early = cordoned and at <= _not_after(machine.since, now, at - 1)  # work may have started there since
+    early = cordoned and at <= _not_after(machine.state_since, now, at - 1)  # work may have started there since
     heard = machine.with_fields(heard_at=at, attempts=machine.attempts if early else event.attempts, missed_lists=0)
     if machine.state != "lost":
         return heard
@@ -362,7 +362,7 @@ def _end_called(machine: Machine, event: MachineEvent, now: float, timeouts: Mac
 def _tick(machine: Machine, event: MachineEvent, now: float, timeouts: MachineTimeouts) -> Machine:
     """Apply the time-outs. `seen.at` is since when reports could arrive: before, silence proves nothing."""
     if machine.state == "requested":
-        waited = now - _not_after(machine.since, now, event.at)  # a repeated call begins no new wait
+        waited = now - _not_after(machine.state_since, now, event.at)  # a repeated call begins no new wait
         late = machine.launch_calls > 0 and waited > timeouts.request_timeout
         return _enter(machine, "terminating", now, "no_answer") if late else machine
     if machine.state in ("booting", "joining"):

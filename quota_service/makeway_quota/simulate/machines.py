@@ -153,10 +153,10 @@ class SimulatedDeployment:
                 yield (row.launched_at or row.requested_at) + self._boot
                 yield max(self.now, row.needed_at + timeouts.unneeded) + 1
             elif row.state == "terminating":
-                yield max(self.now, row.end_called_at or row.since) + self.deployment.poll_interval
+                yield max(self.now, row.end_called_at or row.state_since) + self.deployment.poll_interval
             elif row.id not in self._used:
                 if row.state == "draining":
-                    yield max(self.now, row.since) + REPORT_EVERY
+                    yield max(self.now, row.state_since) + REPORT_EVERY
                 elif row.needed_at + self.types[row.type].idle_timeout >= self.now:
                     yield row.needed_at + self.types[row.type].idle_timeout + 1
             if row.deadline is not None and row.deadline > self.now:
@@ -180,7 +180,7 @@ class SimulatedDeployment:
         every = [row for row in self.store.all_machines().values() if row.state != "failed"]
         for machine_type in self.deployment.types:
             rows = [row for row in every if row.type == machine_type.name]
-            ends = [(row, row.since if row.finished else now) for row in rows]
+            ends = [(row, row.state_since if row.finished else now) for row in rows]
             unknown = any(row.price is None for row in rows) or (
                 machine_type.price is None and machine_type.spot_price is None
             )

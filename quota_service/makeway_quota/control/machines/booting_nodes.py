@@ -117,4 +117,4 @@ class BootingMachines:
             return late_at if late_at is not None and late_at <= now else None
         if row.launched_at is None or row.reason in WITHDRAWN:
             return None
-        return row.since if late_at is None else min(row.since, late_at)
+        return row.state_since if late_at is None else min(row.state_since, late_at)

@@ -310,7 +310,7 @@ def _status(row: Machine, options: MachineOptions, lost_after: float) -> Machine
         image=options.image,
         cpu_only=options.cpu_only,
         lost_after=lost_after,
-        down_since=row.since if row.state == "lost" else None,
+        down_since=row.state_since if row.state == "lost" else None,
         of_cluster=options.of_cluster,
         node=row.cluster_node,
         requested_at=row.requested_at,

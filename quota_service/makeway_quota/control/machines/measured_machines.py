@@ -67,7 +67,7 @@ def _count_boots(deployment: str, before: Mapping[str, Machine], changes: Machin
     for machine in changes.changed:
         known = before.get(machine.id)
         if machine.state == "ready" and known is not None and known.state not in ALREADY_READY:
-            metrics.count_boot(deployment, (machine.ready_at or machine.since) - machine.requested_at)
+            metrics.count_boot(deployment, (machine.ready_at or machine.state_since) - machine.requested_at)
 
 
 def _count_failures(deployment: str, before: Mapping[object, LaunchBackoff], changes: MachineChanges) -> None:

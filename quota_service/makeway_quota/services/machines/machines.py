@@ -192,7 +192,7 @@ def machine_model(row: Machine) -> MachineModel:
         state=row.state,
         reason=row.reason,
         message=machine_reason(row.reason),
-        since=to_datetime(row.since),
+        since=to_datetime(row.state_since),
         requested_at=to_datetime(row.requested_at),
         ready_at=to_optional_datetime(row.ready_at),
         heard_at=to_optional_datetime(row.heard_at),

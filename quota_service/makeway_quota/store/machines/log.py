@@ -181,7 +181,7 @@ def changed_events(after: Iterable[Machine], before: Mapping[str, tuple[str, str
     for one in after:
         was = before.get(one.id)
         if was != (one.state, one.reason):
-            at = one.since if was is None or was[0] != one.state else now
+            at = one.state_since if was is None or was[0] != one.state else now
             result.append(event_of(one.deployment, one.id, one.state, one.reason, _facts(one), at))
     return result
 

@@ -252,7 +252,7 @@ def _spent_in(connection: Connection, name: object, month: str) -> int:
     """Return what the machines that are over have cost in a month of UTC."""
     over = MACHINES.where(M.deployment == name, OVER_MACHINE)
     gone = [one for one in machines_of(connection.execute(over)) if one.state == "gone"]
-    return sum(spent_by_month(one, one.since, UTC).get(month, 0) for one in gone)
+    return sum(spent_by_month(one, one.state_since, UTC).get(month, 0) for one in gone)
 
 
 def _add_spend(connection: Connection, deployment: str, spent: Mapping[str, int]) -> None:

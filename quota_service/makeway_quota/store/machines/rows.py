@@ -21,13 +21,13 @@ ROW_FIELDS = tuple(name for name in MACHINE_FIELDS if name != "request")
 """The fields in the row itself; the request, which never changes, is in a table of its own"""
 COLUMN_OF: Mapping[str, str] = {
     **{name: name for name in MACHINE_FIELDS},
-    **{"launch_calls": "calls", "launch_called_at": "called_at", "missed_lists": "absences"},
+    **{"state_since": "since", "launch_calls": "calls", "launch_called_at": "called_at", "missed_lists": "absences"},
 }
 """The column of each field"""
 COLUMNS = tuple(COLUMN_OF[name] for name in ROW_FIELDS)
 
 _NONE = type(None)
-_TIMES = ("requested_at", "since", "needed_at")
+_TIMES = ("requested_at", "state_since", "needed_at")
 TYPES: Mapping[str, tuple[tuple[type, ...], Any]] = {
     **dict.fromkeys(("deployment", "pool", "type", "zone", "request", "reason"), ((str,), "")),
     "market": ((str,), "on_demand"),
@@ -92,7 +92,7 @@ def _repair(values: dict[str, Any], broken: Sequence[str], clock: Callable[[], f
     for name in broken:
         values[name] = TYPES[name][1]
     times = [at for name, at in values.items() if name.endswith("_at") and type(at) is float and at > 0]
-    times += [values["since"]] if values["since"] > 0 else []
+    times += [values["state_since"]] if values["state_since"] > 0 else []
     for name in _TIMES:
         if name in broken:  # a time of long ago would cost the money of years, and end every wait
             values[name] = min(times, default=clock()) if name == "requested_at" else max(times, default=clock())
@@ -104,4 +104,4 @@ def _repair(values: dict[str, Any], broken: Sequence[str], clock: Callable[[], f
 def row_of(machine: Machine) -> dict[str, Any]:
     """Return the columns of a machine, its request aside."""
     values: dict[str, Any] = {COLUMN_OF[name]: rows.clean(getattr(machine, name)) for name in ROW_FIELDS}
-    return {**values, "over_at": machine.since if machine.finished else None}
+    return {**values, "over_at": machine.state_since if machine.finished else None}
