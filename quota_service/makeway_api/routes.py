@@ -335,6 +335,10 @@ class Routes(Generic[J]):
         """Remove a credential of a team, "" of all teams; without `team` the only one of its name → None."""
         return self._do(Call("DELETE", f"/credentials/{_q(name)}", _nothing, params={"team": team}))
 
+    def credential_enable(self, name: str, team: str) -> Any:
+        """Enable a credential that was disabled when its team left the policy → Credential."""
+        return self._do(Call("POST", f"/credentials/{_q(name)}/enable", _as(Credential), params={"team": team}))
+
     def credentials_reseal(self) -> Any:
         """Seal all credentials with the first key of the service → Resealed."""
         return self._do(Call("POST", "/credentials/reseal", _as(Resealed)))

@@ -400,10 +400,12 @@ def current_policy(store: Store, settings: ServiceSettings, now: float, sizes: S
         except Conflict:  # another replica started at the same time
             return current_policy(store, settings, now, sizes)
     try:
-        return read(current.document, f"policy version {current.version}", stored=True), current.version
+        document = read(current.document, f"policy version {current.version}", stored=True)
     except PolicyInvalid:
         log.error("Policy version %s is not valid for this service", current.version)
         raise
+    store.secrets.disable_absent(document.teams, current.version, "makeway", now)  # of an earlier release
+    return document, current.version
 
 
 def _seed(text: str, source: str, sizes: Sizes) -> str:

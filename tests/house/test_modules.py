@@ -148,8 +148,6 @@ SHORT: dict[str, str] = {
     "policy.advice": "unlike `check` it refuses nothing",
     "services.jobs.job_image": "whose image a job gets is one pure choice",
     "snapshot_file.writer": "the other half of `reader`",
-    "store.policy_versions": "one part of the store for each group of tables",
-    "web.api.credentials": EACH_ROUTE,
     "web.api.people": EACH_ROUTE,
     "web.api.policy": EACH_ROUTE,
     "web.api.retention": EACH_ROUTE,

@@ -385,6 +385,14 @@ async def test_the_command_line_sets_lists_and_deletes_without_showing_a_value(
         ]
         for whose in (["--team", "rnd"], ["--all-teams"], []):
             assert await run("delete", "storage", *whose) == "storage is deleted.\n"
+        message += await run("set", "storage", "--team", "rnd", "--file", str(tmp_path / "value"))
+        service.run.service.components.store.secrets.disable_absent((), 1, "root", 1.0)
+        message += (disabled := await run("list"))
+        assert [line.split()[-1] for line in disabled.splitlines()[1:]] == ["enabled", "disabled"]
+        told = await run("enable", "storage", "--team", "rnd")
+        assert told == "storage is enabled: jobs of rnd get it from their next attempt on.\n"
+        assert "disabled" not in await run("list")
+        assert await run("delete", "storage", "--team", "rnd") == "storage is deleted.\n"
         assert await run("delete", "repositories") == "repositories is deleted.\n"
         assert await run("list") == "There are no credentials.\n"
         assert shown(tmp_path / "site", message) == []

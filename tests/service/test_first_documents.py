@@ -12,6 +12,8 @@ from makeway_quota.autoscale.document import read_deployment
 from makeway_quota.policy import Document, read
 from makeway_quota.settings import load
 from makeway_quota.store import Store, open_store
+from makeway_quota.store.records import NewDecision
+from makeway_quota.store.storage.sealed_secrets import SecretKeys, StoredCredential
 
 CONFIG = Path(__file__).resolve().parents[2] / "hub_config"
 
@@ -63,3 +65,21 @@ def test_a_faulty_file_is_told_and_nothing_is_seeded(store: Store, tmp_path: Pat
     with pytest.raises(ValueError, match=r"(?s)mine\.yaml that Makeway starts with cannot be used: .*DEPLOYMENT_FILE"):
         seeded(store, file)
     assert store.policies.current() is None
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["a first start", "a later start"])
+def test_a_start_disables_credentials_of_teams_that_the_policy_does_not_have_and_goes_on(
+    store: Store, tmp_path: Path, first: bool
+) -> None:
+    """An earlier release kept those of removed teams enabled; a later team of the name must not get them."""
+    keys = SecretKeys.of(None, tmp_path, shared=False)
+    if not first:
+        seeded(store, None)
+    said = NewDecision("credential", None, None, "root", "credential", "is set", {})
+    for team in ("rnd", "gone", ""):
+        store.secrets.write(StoredCredential("git", "file", team, 1.0, "root"), {"content": team}, keys, said)
+    assert seeded(store, None).teams >= {"rnd"}
+    assert {one.team: one.disabled_at for one in store.secrets.list()} == {"": None, "rnd": None, "gone": 1.0}
+    lines = len(store.decisions())
+    seeded(store, None)
+    assert len(store.decisions()) == lines, "the next start writes nothing"

@@ -74,6 +74,50 @@ async def test_a_document_that_was_refused_is_never_in_force(
         assert (version, text, len(log)) == (before[0] + 1, BETTER, len(before[2]) + 1)
 
 
+@pytest.mark.covers("F12", "F77")
+async def test_a_new_team_gets_no_credential_of_an_earlier_one_of_its_name(tmp_path: Path) -> None:
+    """A team that is left out by mistake loses none: an administrator enables them."""
+    whole = yaml.safe_load(TEXT)
+    for profile in whole["profiles"]:
+        profile.pop("policies", None)
+    text = yaml.safe_dump(whole)
+    without = yaml.safe_dump({**whole, "policies": [team for team in whole["policies"] if team["name"] != "rnd"]})
+    async with running(tmp_path, text) as run:
+        root, ana = run.client("root"), run.client("ana")
+        credentials = run.service.services.credentials
+        for name in ("storage", "git"):
+            await root.credential_save(name, "file", {"content": f"{name} of rnd"}, team="rnd")
+        await root.credential_save("storage", "file", {"content": "of all"}, team="")
+        [told] = [one.message for one in (await root.policy_validate(without)).warnings if "credential" in one.message]
+        assert told.startswith("The team rnd is not in this document, which disables its credentials git and storage.")
+        assert not [one for one in (await root.policy_validate(text)).warnings if "credential" in one.message]
+        await root.policy_apply(without, "less")
+        assert await credentials.files("rnd") == {"storage": "of all"}
+        gone = [one.disabled_at is not None for one in await root.credentials() if one.team == "rnd"]
+        assert gone == [True, True], "administrators see them"
+        with pytest.raises(MakewayError, match="no team rnd: add it to the policy first") as refused:
+            await root.credential_enable("git", "rnd")
+        assert refused.value.status == 409
+    async with running(tmp_path, text) as run:  # a start while the team is gone, with a file that has it
+        root, ana = run.client("root"), run.client("ana")
+        credentials = run.service.services.credentials
+        await root.policy_apply(text, "again")
+        assert await credentials.files("rnd") == {"storage": "of all"}
+        assert await ana.credentials() == [], "members learn nothing of those of the earlier team"
+        with pytest.raises(MakewayError) as forbidden:
+            await ana.credential_enable("git", "rnd")
+        assert forbidden.value.status == 403
+        assert (await root.credential_enable("git", "rnd")).disabled_at is None
+        with pytest.raises(MakewayError, match="no credential other of rnd"):
+            await root.credential_enable("other", "rnd")
+        assert await credentials.files("rnd") == {"storage": "of all", "git": "git of rnd"}
+        await root.credential_save("storage", "file", {"content": "new"}, team="rnd")
+        assert await credentials.files("rnd") == {"storage": "new", "git": "git of rnd"}
+        await root.policy_apply(without, "less")
+        await root.credential_delete("storage", "rnd")
+        assert [(one.name, one.team) for one in await root.credentials()] == [("git", "rnd"), ("storage", "")]
+
+
 @pytest.mark.covers("F12")
 async def test_a_document_that_is_in_force_already_makes_no_version(tmp_path: Path) -> None:
     """As of a script that applies the same file every minute, for months."""

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makeway_api.models import Event, Job, JobRequest, PolicyRequest, SessionRequest
+import yaml
+from cryptography.fernet import Fernet
+from makeway_api.models import CredentialRequest, Event, Job, JobRequest, PolicyRequest, SessionRequest
 from makeway_quota.application import AlreadyRunning, Application
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.hub.leases import Leases
 from makeway_quota.settings import load
 from postgres import Network, empty_database, network
+from pydantic import SecretStr
 from replicas import LEADER_SECONDS, SharedBackend, opened, settings, shared_backend
 from running import IDLE, PEOPLE
 
@@ -141,6 +144,32 @@ async def test_a_policy_that_is_applied_on_a_follower_is_used_by_the_leader(post
             await state(two.follower, job.id, "running")
         await until(lambda: two.leader.loop.cycles > 2, "it has decided")
         assert (await two.follower.services.jobs.job(ROOT, jobs[6].id)).state.value == "pending", "the new limit"
+
+
+async def test_a_team_that_is_removed_on_one_replica_gets_its_credentials_from_no_other(
+    postgres: str, tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_bytes(Fernet.generate_key())
+    async with pair(postgres, tmp_path, MAKEWAY_CREDENTIALS_KEY_FILE=str(tmp_path / "keys")) as two:
+        leader, follower = two.leader.services, two.follower.services
+        current = await leader.policies.current(ROOT)
+        whole = yaml.safe_load(current.document or "")
+        for profile in whole["profiles"]:
+            profile.pop("policies", None)
+        text, without = (
+            yaml.safe_dump({**whole, "policies": [team for team in whole["policies"] if team["name"] != gone]})
+            for gone in ("", "rnd")
+        )
+        asked = CredentialRequest(kind="file", team="rnd", values={"content": SecretStr("old")})
+        await leader.credentials.save(ROOT, "git", asked)
+        assert await follower.credentials.files("rnd") == {"git": "old"}
+        await follower.policies.apply(ROOT, PolicyRequest(document=without))
+        assert await leader.credentials.files("rnd") == {}, "at once, whatever this replica has read of the policy"
+        back = await follower.policies.apply(ROOT, PolicyRequest(document=text))
+        assert [await one.credentials.files("rnd") for one in (leader, follower)] == [{}, {}]
+        await until(lambda: two.leader.components.world.policy_version == back.version, "the leader uses it")
+        await leader.credentials.enable(ROOT, "git", "rnd")
+        assert await follower.credentials.files("rnd") == {"git": "old"}
 
 
 async def test_a_lease_that_is_renewed_on_a_follower_lives(

@@ -14,6 +14,7 @@ from makeway_quota.store.records import NewDecision
 from makeway_quota.store.storage.sealed_secrets import (
     KEY_FILE,
     CredentialNameTaken,
+    PolicyChanged,
     SecretKeys,
     SecretsLocked,
     StoredCredential,
@@ -124,3 +125,53 @@ def test_a_cloud_logs_in_with_no_teams_credential_of_the_same_name(store: Store,
     assert store.secrets.cloud(keys, "cloud") == {"access_key_id": "of the deployment"}
     assert store.secrets.cloud_times() == {"cloud": 1.0}
     assert values_of(store, keys, "rnd") == {"cloud": "of rnd"}
+
+
+def add_policy(store: Store, *teams: str) -> int:
+    return store.policies.add(f"teams: {teams}", "root", "", None, 2.0, teams=teams).version
+
+
+def test_credentials_of_a_team_that_leaves_the_policy_are_disabled_until_they_are_enabled_or_set_anew(
+    store: Store, tmp_path: Path
+) -> None:
+    keys = SecretKeys(tmp_path / "keys", made=True)
+    for name, team in (("git", "rnd"), ("storage", "rnd"), ("storage", ""), ("storage", "sales")):
+        write(store, keys, name, "file", team, f"of {team or 'all'}")
+    first = add_policy(store, "rnd", "sales")
+    assert values_of(store, keys, "rnd") == {"git": "of rnd", "storage": "of rnd"}
+    gone = add_policy(store, "sales")
+    assert values_of(store, keys, "rnd") == {"storage": "of all"}
+    back = add_policy(store, "rnd", "sales")
+    assert values_of(store, keys, "rnd") == {"storage": "of all"}, "the new team gets none of the old one"
+    assert values_of(store, keys, "sales") == {"storage": "of sales"}
+    assert {(one.name, one.team) for one in store.secrets.list() if one.disabled_at == 2.0} == {
+        ("git", "rnd"),
+        ("storage", "rnd"),
+    }
+    told = [one for one in store.decisions() if one.verb == "credential" and "disabled" in one.message]
+    expected = f"The credentials git and storage of rnd are disabled: policy version {gone} does not have the team."
+    assert [(one.team, one.owner, one.message) for one in told] == [("rnd", "root", expected)]
+    with pytest.raises(PolicyChanged, match=f"Policy version {back} came into force meanwhile"):
+        store.secrets.enable("rnd", "git", 3.0, SAID, first)
+    assert store.secrets.enable("rnd", "git", 3.0, SAID, back)
+    assert not store.secrets.enable("rnd", "git", 3.0, SAID, back)
+    write(store, keys, "storage", "file", "rnd", "of the new one")
+    assert values_of(store, keys, "rnd") == {"git": "of rnd", "storage": "of the new one"}
+
+
+def test_a_credential_is_not_set_for_a_team_that_just_left_the_policy(store: Store, tmp_path: Path) -> None:
+    keys = SecretKeys(tmp_path / "keys", made=True)
+    looked_up = add_policy(store, "rnd")
+    add_policy(store, "sales")
+    saved = StoredCredential("git", "file", "rnd", 1.0, "root")
+    with pytest.raises(PolicyChanged):
+        store.secrets.write(saved, {"access_key_id": "late"}, keys, SAID, policy=looked_up)
+    assert store.secrets.list() == []
+
+
+def test_a_key_that_is_lost_holds_up_no_job_with_disabled_credentials(store: Store, tmp_path: Path) -> None:
+    keys = SecretKeys(tmp_path / "keys", made=True)
+    write(store, keys, "git", "file", "rnd")
+    add_policy(store, "sales")
+    keys.path.unlink()
+    assert values_of(store, keys, "rnd") == {}

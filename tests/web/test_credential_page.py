@@ -8,9 +8,11 @@ import re
 
 import httpx2
 import pytest
+import yaml
 from axe import AXE
+from makeway_api.models import PolicyRequest
 from playwright.async_api import Response, expect
-from web.portal import EVIL, PREFIX, Portal, serving
+from web.portal import EVIL, PEOPLE, PREFIX, Portal, serving
 from web.test_deployment_story import administrator
 from web.test_deployments import CLOUD, saved, store_of
 from web.test_pages import check, words, xsrf
@@ -182,6 +184,37 @@ async def test_members_see_their_teams_credentials_and_only_its_leads_change_the
     token = re.findall(r'name="confirmation" value="([^"]+)"', page)[0]
     await lead.post(f"{PAGE}/git-server/delete", team="rnd", confirmation=token)
     assert {(one.name, one.team) for one in store_of(web).secrets.list()} == others
+
+
+async def test_credentials_of_a_removed_team_are_shown_as_disabled_and_enabled_by_administrators(web: Portal) -> None:
+    admin, lead, root = Secretive(await web.browser("root")), Secretive(await web.browser("lead")), PEOPLE["root"]
+    await admin.post(PAGE, **GIT, value=TOKEN)
+    whole = yaml.safe_load((await web.services.policies.current(root)).document or "")
+    for profile in whole["profiles"]:
+        profile.pop("policies", None)
+    without = {**whole, "policies": [team for team in whole["policies"] if team["name"] != "rnd"]}
+    checked = await admin.post(f"{PREFIX}policy", document=yaml.safe_dump(without), action="preview")
+    assert "not in this document, which disables its credential git-server." in words(checked)
+    await web.services.policies.apply(root, PolicyRequest(document=yaml.safe_dump(without)))
+    page = await admin.get(PAGE)
+    assert "git-server git no job: disabled, as the team rnd left the policy" in words(page)
+    assert "Enable" not in words(page)
+    assert "Rotate" not in words(page)
+    refused = await admin.post(f"{PAGE}/git-server/enable", 409, team="rnd")
+    assert "There is no team rnd: add it to the policy first." in words(refused)
+    await web.services.policies.apply(root, PolicyRequest(document=yaml.safe_dump(whole)))
+    assert opened(web, "git-server") == {}
+    assert "git-server git no job: disabled, as it was set for an earlier team" in words(await lead.get(PAGE))
+    assert "Enable" not in words(await lead.get(PAGE))
+    await lead.post(f"{PAGE}/git-server/enable", 403, team="rnd")
+    assert "Enable git-server of R&D" in html.unescape(await admin.get(PAGE))
+    shown = words(await admin.post(f"{PAGE}/git-server/enable", team="rnd"))
+    assert "git-server of R&D is enabled." in html.unescape(shown)
+    assert opened(web, "git-server")["token"] == TOKEN
+    await web.services.policies.apply(root, PolicyRequest(document=yaml.safe_dump(without)))
+    assert "git-server of rnd is deleted." in words(await admin.post(f"{PAGE}/git-server/delete", team="rnd"))
+    assert stored(web) == {}
+    assert TOKEN not in admin.served + lead.served
 
 
 async def test_names_that_look_like_markup_stay_text(web: Portal) -> None:

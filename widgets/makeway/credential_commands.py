@@ -1,4 +1,4 @@
-"""Run `makeway autoscaler credentials`: set, list, delete and seal anew the credentials of jobs.
+"""Run `makeway autoscaler credentials`: set, list, delete, enable and seal anew the credentials of jobs.
 
 Values come from standard input or a file: a command line can be read by all processes of a machine.
 """
@@ -26,13 +26,14 @@ COLUMNS: Sequence[Column[Credential, str]] = (
     Column("TEAM", lambda one: one.team or "all"),
     Column("SET", lambda one: f"{one.updated_at.astimezone():%Y-%m-%d %H:%M:%S}"),
     Column("BY", lambda one: one.updated_by),
+    Column("STATE", lambda one: "disabled" if one.disabled_at else "enabled"),
 )
 Verb = Callable[..., argparse.ArgumentParser]
 
 
 def add_credentials(verbs: Any, verb: Verb) -> None:
     """Add `credentials` with its actions; `verb` adds one with the options of all."""
-    what = "set, list and delete credentials of jobs; nothing shows their values"
+    what = "set, list, enable and delete credentials of jobs; nothing shows their values"
     actions = verbs.add_parser("credentials", help=what).add_subparsers(metavar="ACTION", required=True)
     verb(actions, "list", _list, "list credentials, without their values")
     add = verb(actions, "set", _set, "keep a credential in place of the one of its team and name", named=True)
@@ -47,6 +48,8 @@ def add_credentials(verbs: Any, verb: Verb) -> None:
         actions, "delete", _delete, "delete a credential; attempts that run keep theirs", named=True, json=False
     )
     _add_team(gone, "of which team; without it, the only one of its name")
+    back = verb(actions, "enable", _enable, "enable a credential of a team that is in the policy again", named=True)
+    back.add_argument("--team", required=True, help="its team")
     verb(actions, "reseal", _reseal, "seal all credentials with the first key of the service", json=False)
 
 
@@ -88,6 +91,15 @@ def _set(args: argparse.Namespace) -> int:
 def _delete(args: argparse.Namespace) -> int:
     client().credential_delete(args.name, args.team)
     print(f"{args.name} is deleted.")
+    return 0
+
+
+def _enable(args: argparse.Namespace) -> int:
+    enabled = client().credential_enable(args.name, args.team)
+    if args.json:
+        print_json([enabled], single=True)
+    else:
+        print(f"{enabled.name} is enabled: jobs of {enabled.team} get it from their next attempt on.")
     return 0
 
 

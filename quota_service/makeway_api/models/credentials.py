@@ -58,6 +58,9 @@ class Credential(Wire):
     team: str = Field(description="whose jobs get it; empty: those of all teams")
     updated_at: datetime
     updated_by: str
+    disabled_at: datetime | None = Field(
+        None, description="when its team left the policy: no job gets it until it is enabled or set anew; null: enabled"
+    )
 
 
 class Resealed(Wire):

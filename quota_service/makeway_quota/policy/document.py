@@ -169,6 +169,11 @@ class Document:
         """Return a profile, None if there is none of that name."""
         return self._index.profiles.get(name)
 
+    @property
+    def teams(self) -> frozenset[str]:
+        """The names of all teams."""
+        return frozenset(policy.name for policy in self.policies)
+
     def policy(self, name: str) -> TeamQuota | None:
         """Return the policy of a team, None if there is none of that name."""
         return self._index.policies.get(name)

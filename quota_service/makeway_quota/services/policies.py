@@ -71,10 +71,22 @@ class PolicyService:
                 PolicyIssue(file="policy.yaml", where=f"profile {name}", message=f"{why[:1].upper()}{why[1:]}")
                 for name, why in await context.backend.policy_notices(document)
             ]
+            odd += await self._disabled_credentials(document)
             return PolicyCheck(ok=True, warnings=odd, changes=diff(context.document, document))
         row = await context.call(context.store.policies.current)
         changes = await context.call(_diff_of_teams, row.document if row else text, text, teams)
         return PolicyCheck(ok=True, warnings=odd, changes=changes)
+
+    async def _disabled_credentials(self, document: Document) -> list[PolicyIssue]:
+        """Return the teams that a document does not have, and whose credentials it disables."""
+        stored, names = await self._context.call(self._context.store.secrets.list), dict[str, list[str]]()
+        for one in stored:
+            if one.team and one.disabled_at is None and one.team not in document.teams:
+                names.setdefault(one.team, []).append(one.name)
+        return [
+            PolicyIssue(file="policy.yaml", where="policies", message=outcomes.disabled_credentials(team, names[team]))
+            for team in sorted(names)
+        ]
 
     async def _without_sessions(self, document: Document) -> list[Issue]:
         """Return the profiles for notebooks that may go to pools whose backend holds none."""
@@ -139,6 +151,7 @@ class PolicyService:
                 request.base,
                 context.clock(),
                 decision,
+                document.teams,
             )
         except Conflict:
             current = await self.current(caller)

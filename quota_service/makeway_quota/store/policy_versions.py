@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from . import reads, rows, writes
 from .database.database import Database
 from .records import NewDecision, PolicyVersion
+from .storage.sealed_secrets import disable_absent
 
 
 class PolicyVersions:
@@ -38,11 +39,13 @@ class PolicyVersions:
         base: int | None,
         now: float,
         decision: Callable[[PolicyVersion], NewDecision] | None = None,
+        teams: Collection[str] | None = None,
     ) -> PolicyVersion:
         """Add a version, which is in force then, and log the `decision` about it, both or none.
 
         A document that is in force already, as a script applies it again and again, adds neither: the version in force
-        is returned. Conflict unless `base` is the version in force (0: none yet, None: any).
+        is returned. Conflict unless `base` is the version in force (0: none yet, None: any). `teams` are those of the
+        document: the credentials of all others are disabled with it.
         """
         with self._database.write(durable=True) as connection:
             current = reads.policy(connection, None)
@@ -53,4 +56,6 @@ class PolicyVersions:
             writes.add_event(connection, "policy", None, author, data, now)
             if decision is not None:
                 writes.log(connection, (), [decision(added)], now)
+            if teams is not None:
+                disable_absent(connection, teams, added.version, author, now)
         return added

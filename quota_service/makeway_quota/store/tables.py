@@ -34,8 +34,7 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
-Serial = BigInteger().with_variant(Integer, "sqlite")
-"""SQLite numbers rows by itself only where the type of the primary key is INTEGER."""
+Serial = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only where a key is INTEGER
 LIVE_ROW = text("ended_at IS NULL")
 ENDED_ROW = text("ended_at IS NOT NULL")
 """The conditions of partial indexes. SQLite uses such an index only for a query with the same condition, word for word.
@@ -497,4 +496,5 @@ sealed_secrets = Table(
     Column("sealed", Text, nullable=False, comment="a Fernet token of its values"),
     Column("updated_at", Double, nullable=False),
     Column("updated_by", Text, nullable=False),
+    Column("disabled_at", Double, comment="when its team left the policy; null: enabled"),
 )

@@ -340,3 +340,12 @@ def no_sessions(profile: str, pools: Sequence[str]) -> str:
         f"{profile} cannot be used for notebooks: it may go to {what}, where only jobs run, as notebooks start on the "
         "nodes of the first backend. Leave it to jobs, or an administrator can take these pools out of it."
     )
+
+
+def disabled_credentials(team: str, credentials: Sequence[str]) -> str:
+    """Return what a document does to the credentials of a team that it does not have."""
+    whose, them = ("credentials", "them") if len(credentials) > 1 else ("credential", "it")
+    return (
+        f"The team {team} is not in this document, which disables its {whose} {names(credentials)}. A later team "
+        f"{team} gets {them} only if an administrator enables {them} again."
+    )

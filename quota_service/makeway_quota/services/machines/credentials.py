@@ -20,6 +20,7 @@ from ...store.storage.sealed_secrets import (
     FILE,
     GIT,
     CredentialNameTaken,
+    PolicyChanged,
     SecretKeys,
     SecretsLocked,
     StoredCredential,
@@ -27,7 +28,7 @@ from ...store.storage.sealed_secrets import (
 from ..caller import Caller
 from ..context import Context
 from ..refusals import busy, refuse
-from ..times import to_datetime
+from ..times import to_datetime, to_optional_datetime
 
 log = logging.getLogger("makeway.credentials")
 
@@ -53,6 +54,7 @@ class CredentialService:
         teams = self._context.visible_teams(caller)
         if not caller.is_administrator:
             stored = [one for one in stored if one.team and (teams is None or one.team in teams)]
+            stored = [one for one in stored if one.disabled_at is None or self.may_change(caller, one.team)]
         return [_shown(one) for one in stored]
 
     async def save(self, caller: Caller, name: str, request: CredentialRequest) -> Credential:
@@ -63,6 +65,7 @@ class CredentialService:
         _check(request.kind, name, values)
         if request.kind == CLOUD and team:
             raise refuse("A credential of the kind cloud is of a deployment, not of a team.", "invalid_credential", 422)
+        policy = context.world.policy_version if team else None
         if team and context.document.policy(team) is None:
             raise refuse(f"There is no team {team}.", "unknown_team", 422)
         saved = StoredCredential(name, request.kind, team, context.clock(), caller.name)
@@ -70,8 +73,24 @@ class CredentialService:
         message = f"{caller.name} set the credential {name} ({request.kind}) {whose}."
         decision = _decision(caller, name, team, message)
         alone = request.team is None and request.kind != CLOUD
-        await self._call(context.store.secrets.write, saved, values, self._keys, decision, alone)
+        await self._call(context.store.secrets.write, saved, values, self._keys, decision, alone, policy)
         return _shown(saved)
+
+    async def enable(self, caller: Caller, name: str, team: str) -> Credential:
+        """Enable a credential that was disabled when its team left the policy, for the team that has the name now."""
+        context = self._context
+        if not caller.is_administrator:
+            message = "Only administrators enable the credentials of an earlier team: set its value anew instead."
+            raise refuse(message, "forbidden", 403)
+        policy = context.world.policy_version
+        if context.document.policy(team) is None:
+            raise refuse(f"There is no team {team}: add it to the policy first.", "unknown_team", 409)
+        decision = _decision(caller, name, team, f"{caller.name} enabled the credential {name} of {team} again.")
+        await self._call(context.store.secrets.enable, team, name, context.clock(), decision, policy)
+        for one in await context.call(context.store.secrets.list):
+            if (one.team, one.name) == (team, name):
+                return _shown(one)
+        raise refuse(f"There is no credential {name} of {team}.", "not_found", 404)
 
     async def delete(self, caller: Caller, name: str, team: str | None = None) -> None:
         """Remove a credential; attempts that run keep theirs until they end. Without `team`, the only one so named."""
@@ -139,6 +158,8 @@ class CredentialService:
             raise refuse(str(locked), "credentials_locked", 409) from None
         except CredentialNameTaken as other:
             raise refuse(str(other), "other_credential", 409) from None
+        except PolicyChanged as changed:
+            raise refuse(str(changed), "policy_changed", 409) from None
         return result
 
 
@@ -171,6 +192,7 @@ def _shown(stored: StoredCredential) -> Credential:
         team=stored.team,
         updated_at=to_datetime(stored.updated_at),
         updated_by=stored.updated_by,
+        disabled_at=to_optional_datetime(stored.disabled_at),
     )
 
 

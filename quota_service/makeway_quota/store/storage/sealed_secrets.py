@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,9 @@ from typing import Any
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from makeway_api.quantities import listed
-from sqlalchemy import ColumnElement, and_, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, update
 
-from .. import rows, writes
+from .. import reads, rows, writes
 from ..database.database import Database
 from ..records import NewDecision
 from ..tables import sealed_secrets
@@ -37,15 +37,20 @@ class CredentialNameTaken(Exception):
     """Another credential has the name; the sentence says of what kind it is, or of which teams."""
 
 
+class PolicyChanged(Exception):
+    """Another version of the policy is in force than the one that the team of a credential was looked up in."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredCredential:
-    """A credential without its values."""
+    """A credential without its values. `disabled_at`: when its team left the policy; no job gets it since then."""
 
     name: str
     kind: str
     team: str
     updated_at: float
     updated_by: str
+    disabled_at: float | None = None
 
 
 OpenedCredential = tuple[StoredCredential, dict[str, str]]
@@ -106,7 +111,8 @@ class SealedSecrets:
 
     def list(self) -> list[StoredCredential]:
         """Return all credentials by name, those of all teams first, without their values."""
-        query = select(S.name, S.kind, S.team, S.updated_at, S.updated_by).order_by(S.name, S.team)
+        columns = (S.name, S.kind, S.team, S.updated_at, S.updated_by, S.disabled_at)
+        query = select(*columns).order_by(S.name, S.team)
         with self._database.read() as connection:
             return [StoredCredential(*row) for row in connection.execute(query)]
 
@@ -128,10 +134,12 @@ class SealedSecrets:
         keys: SecretKeys,
         decision: NewDecision,
         alone: bool = False,
+        policy: int | None = None,
     ) -> None:
         """Seal the values, keep them in place of those of the same team and name, and log the `decision`.
 
-        CredentialNameTaken where those before are of another kind, or, with `alone`, where any team has the name.
+        CredentialNameTaken where those before are of another kind, or, with `alone`, where any team has the name;
+        PolicyChanged unless version `policy` of the policy, which has the team, is in force (None: any).
         """
         token = keys.fernet(make=True).encrypt(json.dumps(dict(values)).encode()).decode()
         team = str(rows.clean(saved.team))
@@ -141,8 +149,10 @@ class SealedSecrets:
             "sealed": token,
             "updated_at": saved.updated_at,
             "updated_by": rows.clean(saved.updated_by),
+            "disabled_at": None,
         }
         with self._database.write(durable=True) as connection:
+            _check_policy(connection, policy)
             named = connection.execute(select(S.team, S.kind).where(S.name == saved.name).order_by(S.team)).all()
             kinds = {row.team: row.kind for row in named}
             if alone and (teams := [team for team in kinds if team]):
@@ -162,6 +172,28 @@ class SealedSecrets:
             writes.log(connection, (), [decision], now)
         return True
 
+    def enable(self, team: str, name: str, now: float, decision: NewDecision, policy: int) -> bool:
+        """Enable a disabled credential of a team again and log the `decision`; False where there is none.
+
+        PolicyChanged unless version `policy` of the policy, which has the team, is in force.
+        """
+        with self._database.write(durable=True) as connection:
+            _check_policy(connection, policy)
+            its = and_(_row_of(team, name), S.disabled_at.is_not(None))
+            if not connection.execute(update(sealed_secrets).where(its).values(disabled_at=None)).rowcount:
+                return False
+            writes.log(connection, (), [decision], now)
+        return True
+
+    def disable_absent(self, teams: Collection[str], policy: int, actor: str, now: float) -> None:
+        """Disable the credentials of teams that version `policy` of the policy does not have, if it is in force."""
+        with self._database.read() as connection:
+            if not _teams_but(connection, teams):
+                return
+        with self._database.write(durable=True) as connection, suppress(PolicyChanged):
+            _check_policy(connection, policy)
+            disable_absent(connection, teams, policy, actor, now)
+
     def reseal(self, keys: SecretKeys) -> int:
         """Seal everything with the first key, so that the others may be removed; return how many there are."""
         fernet = keys.fernet()
@@ -175,9 +207,10 @@ class SealedSecrets:
     def opened(self, keys: SecretKeys, kinds: Iterable[str], team: str) -> Sequence[OpenedCredential]:
         """Return the credentials of these kinds that the jobs of a team get, each with its values, by name.
 
-        A name of the team itself hides that of all teams, which is not even opened.
+        A name of the team itself hides that of all teams, which is not even opened. Disabled ones count as not there.
         """
-        query = select(sealed_secrets).where(S.kind.in_(list(kinds)), S.team.in_(["", rows.clean(team)]))
+        its = and_(S.kind.in_(list(kinds)), S.team.in_(["", rows.clean(team)]), S.disabled_at.is_(None))
+        query = select(sealed_secrets).where(its)
         with self._database.read() as connection:
             result = {row.name: row for row in connection.execute(query.order_by(S.name, S.team))}
         if not result:
@@ -186,8 +219,36 @@ class SealedSecrets:
         return [(_stored(row), _opened(fernet, row)) for row in result.values()]
 
 
+def disable_absent(connection: Connection, teams: Collection[str], policy: int, actor: str, now: float) -> None:
+    """Disable the credentials of teams that a version of the policy does not have, and log which these are.
+
+    A later team of such a name, which may be other people, gets none of them.
+    """
+    for team in _teams_but(connection, teams):
+        its = and_(S.team == team, S.disabled_at.is_(None))
+        names = list(connection.execute(select(S.name).where(its).order_by(S.name)).scalars())
+        connection.execute(update(sealed_secrets).where(its).values(disabled_at=now))
+        what = f"credentials {listed(names)} of {team} are" if len(names) > 1 else f"credential {names[0]} of {team} is"
+        message = f"The {what} disabled: policy version {policy} does not have the team."
+        told = NewDecision("credential", None, team, actor, "credential", message[:2000], {"credential": names[0]})
+        writes.log(connection, (), [told], now)
+
+
+def _teams_but(connection: Connection, teams: Collection[str]) -> list[str]:
+    """Return the other teams that have credentials which are not disabled."""
+    query = select(S.team).where(S.team != "", S.disabled_at.is_(None)).distinct().order_by(S.team)
+    kept = {rows.clean(team) for team in teams}
+    return [team for team in connection.execute(query).scalars() if team not in kept]
+
+
+def _check_policy(connection: Connection, version: int | None) -> None:
+    current = reads.policy(connection, None) if version is not None else None
+    if current is not None and current.version != version:
+        raise PolicyChanged(f"Policy version {current.version} came into force meanwhile: look at it, then try again.")
+
+
 def _stored(row: Any) -> StoredCredential:
-    return StoredCredential(row.name, row.kind, row.team, row.updated_at, row.updated_by)
+    return StoredCredential(row.name, row.kind, row.team, row.updated_at, row.updated_by, row.disabled_at)
 
 
 def _full_name(name: str, team: str) -> str:

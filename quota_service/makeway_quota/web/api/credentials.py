@@ -43,6 +43,19 @@ async def delete(caller: ManagerByToken, services: TheServices, name: Name, team
     return Response(status_code=204)
 
 
+@router.post(
+    "/{name}/enable", operation_id="credential_enable", response_model=Credential, responses=declared(404, 409)
+)
+async def enable(
+    caller: AdminByToken,
+    services: TheServices,
+    name: Name,
+    team: Annotated[str, Query(max_length=200, description="its team, which is in the policy again")],
+) -> Credential:
+    """Enable a credential that was disabled when its team left the policy. Jobs get it from their next attempt on."""
+    return await services.credentials.enable(caller, name, team)
+
+
 @router.post("/reseal", operation_id="credentials_reseal", response_model=Resealed, responses=declared(409))
 async def reseal(caller: AdminByToken, services: TheServices) -> Resealed:
     """Encrypt all credentials anew with the first key of the key file, so that its other keys can be removed."""

@@ -68,6 +68,7 @@ async def credentials_page(
     team: Annotated[str, Query(max_length=200)] = "",
     done: Annotated[str, Query(max_length=63)] = "",
     deleted: Annotated[str, Query(max_length=63)] = "",
+    enabled: Annotated[str, Query(max_length=63)] = "",
 ) -> Response:
     """Show the visitor's credentials without their values; with `rotate`, the form that replaces the value of one."""
     found = await _stored(services, visitor, team, rotate)
@@ -75,7 +76,9 @@ async def credentials_page(
     if found is not None:
         form = CredentialForm(found.name, _kind(found.kind), found.team, replaces=found.name)
     whose = f" of {services.context.title(team)}" if team else ""
-    notice = f"{done}{whose} is set." if done else f"{deleted}{whose} is deleted." if deleted else None
+    told = {f"{done}{whose} is set.": done, f"{deleted}{whose} is deleted.": deleted}
+    told[f"{enabled}{whose} is enabled."] = enabled
+    notice = next((sentence for sentence, name in told.items() if name), None)
     notice = notice if services.credentials.may_change(visitor.caller, team) else None
     return await _page(request, visitor, services, form, notice=notice)
 
@@ -132,6 +135,19 @@ async def delete(
     return _redirect(request, team, deleted=name)
 
 
+@router.post("/credentials/{name}/enable")
+async def enable(
+    request: Request,
+    name: str,
+    visitor: PageVisitor,
+    services: TheServices,
+    team: Annotated[str, Form(max_length=200)] = "",
+) -> Response:
+    """Enable a credential that was disabled when its team left the policy."""
+    await services.credentials.enable(visitor.caller, name, team)
+    return _redirect(request, team, enabled=name)
+
+
 async def _stored(services: Services, visitor: Visitor, team: str, name: str) -> Credential | None:
     credentials = await services.credentials.list_all(visitor.caller)
     return next((one for one in credentials if (one.team, one.name) == (team, name)), None)
@@ -174,7 +190,9 @@ def _values(form: CredentialForm, text: str) -> dict[str, SecretStr]:
 
 
 async def _use(services: Services, visitor: Visitor, one: Credential) -> str:
-    """Return what uses a credential, "" for one of the kind cloud without a deployment."""
+    """Return what uses a credential, "" for a disabled one and one of the kind cloud without a deployment."""
+    if one.disabled_at is not None:
+        return ""
     if one.kind == "cloud":
         names = {deployment.name for deployment in await services.deployments.list_all(visitor.caller)}
         return f"the deployment {one.name}" if one.name in names else ""
