@@ -15,7 +15,7 @@ from ..index.nodes import NodeState, PoolState, WorkerPlacement
 from ..placement.fit import within_limits
 from ..plan_builder import PlanBuilder
 from ..request import Need, may_run
-from ..snapshot import GPU, Workload
+from ..snapshot import Workload
 
 
 def await_nodes(builder: PlanBuilder, group: WorkloadGroup, workload: Workload, pools: Iterable[PoolState]) -> bool:
@@ -56,11 +56,12 @@ def find_when_ready(pool: PoolState, need: Need) -> tuple[WorkerPlacement, ...]:
         ready = [(node.workers(need, True), node) for node in pool.nodes if node.suits(need)]
     room = sum([count for count, _ in ready])
     chosen: list[tuple[int, NodeState]] = []
-    for node in pool.booting_order():
+    whole = need.whole_devices
+    for node in (
+        [node for node in pool.booting_order() if node.whole_future >= whole] if whole else pool.booting_order()
+    ):
         if room >= need.min_workers:
             break
-        if need.gpus >= GPU and node.whole_future < need.whole_devices:
-            continue
         if may_run(need, node.node) and node.node.name not in need.avoid and (count := node.workers(need, True)):
             chosen.append((count, node))
             room += count

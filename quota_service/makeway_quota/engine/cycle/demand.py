@@ -6,7 +6,7 @@ closer and what is about to be free only fills up, so that what was denied to a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -14,17 +14,14 @@ from ..index.cluster import Cluster
 from ..index.devices import UNLIMITED, hosts
 from ..index.groups import WorkloadGroup
 from ..index.ledger import Account, LineState
-from ..index.nodes import PoolState, WorkerPlacement
+from ..index.nodes import Allocation, PoolState
 from ..placement.fit import find_placement, static_quota
 from ..placement.spare import surplus
 from ..plan import Demand
 from ..request import Need
 from ..rules.order import common
 from ..snapshot import GPU, Workload
-
-Entry = tuple[int, int, float, str, WorkloadGroup, Workload]
-"""A pending workload in the order of rights: the rank of its group, what its owner runs, its age, its id."""
-
+from .demand_order import DemandOrder, Entry, Place, RankedGroup, shape_of
 
 Awaiting = Mapping[str, tuple[Workload, WorkloadGroup]]
 """The workloads that are nominated to nodes which boot, by id"""
@@ -35,7 +32,7 @@ def find_demand(
     waiting: Sequence[WorkloadGroup],
     ending: bool,
     awaiting: Awaiting,
-    refused: Container[str] = (),
+    refused: Collection[str] = (),
 ) -> tuple[Demand, ...]:
     """Return the demand of pending work; `ending`: work terminates, so that GPUs are about to be free.
 
@@ -45,19 +42,44 @@ def find_demand(
     growing = [pool for pool in cluster.pools.values() if pool.pool.kind == "autoscaled"]
     if awaiting:
         waiting = list(dict.fromkeys([*waiting, *(group for _, group in awaiting.values())]))
-    order = _in_order_of_rights(cluster, waiting, growing, ending, awaiting)
     useful = useful_pools(cluster, waiting, growing)
-    able = dict(useful)
-    allowance, soon = Allowance(cluster, waiting), SoonFree(cluster, waiting if ending else ())
+    order = _in_order_of_rights(cluster, waiting, growing, useful, ending, awaiting)
+    mine = {id: _awaiting_demand(cluster.nominations[id], useful[group.number]) for id, (_, group) in awaiting.items()}
+    allowance = Allowance(cluster, waiting)
+    if not (ending or refused or any(_is_bounded(allowance, group, useful[group.number]) for group in waiting)):
+        every = [mine[one[2]] if one[2] in mine else one[6] for one in order]
+        return tuple([demand for demand in every if demand is not None])
+    return tuple(_admitted(cluster, waiting, order, mine, allowance, ending, refused, dict(useful)))
+
+
+def _is_bounded(allowance: Allowance, group: WorkloadGroup, pools: Sequence[PoolState]) -> bool:
+    """Whether one of a group may be denied in one of some pools, or keeps others from them."""
+    names = tuple([pool.pool.name for pool in pools])
+    return any(allowance.bounds(group, pool) for pool in pools) or any(allowance.counts(group, names))
+
+
+def _admitted(
+    cluster: Cluster,
+    waiting: Sequence[WorkloadGroup],
+    order: Iterable[Entry],
+    mine: Mapping[str, Demand | None],
+    allowance: Allowance,
+    ending: bool,
+    refused: Collection[str],
+    able: dict[int, list[PoolState]],
+) -> Iterator[Demand]:
+    """Iterate over the demand that limits, reservations, and what is about to be free, allow one after the other.
+
+    `able`: the pools in which a new node would help each group, by its number.
+    """
+    soon = SoonFree(cluster, waiting if ending else ())
     bounded = {group.number: any(allowance.bounds(group, pool) for pool in able[group.number]) for group in waiting}
     shapes: dict[int, tuple[tuple[str, ...], tuple[Any, ...], bool]] = {}
     """Group to the pools of its demand, what follows them there, and whether a claim in these pools counts"""
-    result: list[Demand] = []
-    for _, _, _, id, group, workload in order:
-        if id in awaiting:
-            mine = cluster.nominations[id]
-            if mine.pool in useful[group.number]:
-                result.append(_awaiting_demand(id, group.need, mine.pool, mine.parts))
+    for _, _, id, _, group, workload, _ in order:
+        if id in mine:
+            if (demand := mine[id]) is not None:
+                yield demand
             continue
         if id in refused or (ending and soon.take(group, workload, allowance)):
             continue
@@ -71,67 +93,82 @@ def find_demand(
         if pools:
             if number not in shapes:
                 names = tuple([pool.pool.name for pool in pools])
-                shapes[number] = names, _shape(group.need), any(allowance.counts(group, names))
+                shapes[number] = names, shape_of(group.need), any(allowance.counts(group, names))
             names, shape, claims = shapes[number]
-            result.append(Demand(id, names, *shape))
+            yield Demand(id, names, *shape)
             if claims:
                 allowance.claim(group, names)
     soon.give_back()
-    return tuple(result)
 
 
-def _awaiting_demand(id: str, need: Need, pool: PoolState, parts: Sequence[WorkerPlacement]) -> Demand:
-    """Return the demand of a workload that waits for nodes which boot: its other workers have their places."""
-    nodes = tuple([part.node.node.name for part in parts])
-    there = sum(part.node.boots for part in parts)
-    return Demand(id, (pool.pool.name,), *_shape(need))._replace(workers=there, awaits=nodes)
+def _awaiting_demand(nomination: Allocation, useful: Collection[PoolState]) -> Demand | None:
+    """Return the demand of a workload that waits for nodes which boot: its other workers have their places.
 
-
-def _shape(need: Need) -> tuple[Any, ...]:
-    return need.min_workers, need.gpus, need.cpu, need.memory, need.models, need.session
+    None where a new node of that pool would not help it.
+    """
+    if nomination.pool not in useful:
+        return None
+    nodes = tuple([part.node.node.name for part in nomination.parts])
+    there = sum(part.node.boots for part in nomination.parts)
+    demand = Demand(nomination.workload.id, (nomination.pool.pool.name,), *shape_of(nomination.need))
+    return demand._replace(workers=there, awaits=nodes)
 
 
 def _in_order_of_rights(
-    cluster: Cluster, waiting: Iterable[WorkloadGroup], growing: Collection[PoolState], every: bool, awaiting: Awaiting
+    cluster: Cluster,
+    waiting: Iterable[WorkloadGroup],
+    growing: Collection[PoolState],
+    useful: Mapping[int, Sequence[PoolState]],
+    every: bool,
+    awaiting: Awaiting,
 ) -> list[Entry]:
-    """Return the pending workloads in order, those included that wait for nodes which boot: by their rights without."""
-    parts = {id: cluster.withdraw_nomination(workload) for id, (workload, _) in awaiting.items()}
+    """Return the pending workloads in order, those included that wait for nodes which boot: by their rights without.
+
+    Their nominations are taken off the ledger meanwhile, which is all that the order depends on. `every`: also those
+    that no growing pool serves.
+    """
+    nominations = [cluster.nominations[id] for id in awaiting]
+    for nomination in nominations:
+        cluster.record(nomination, nominated=-nomination.milli_gpus)
     for workload, group in reversed(list(awaiting.values())):
         group.put_back(workload)
-    order = in_order(cluster, waiting, growing, every)
-    for id, (workload, group) in awaiting.items():
+    others = {id: one.workload for id, one in cluster.nominations.items() if id not in awaiting}
+    queues = {(workload.team, workload.profile) for workload in others.values()}
+    ranked = []
+    for group, place in _placed(cluster, waiting, growing, every):
+        names = tuple([pool.pool.name for pool in useful[group.number]])
+        ranked.append(RankedGroup(place, group, names, (group.account.team.name, group.profile.name) not in queues))
+    order = cluster.demand_order = cluster.demand_order or DemandOrder()
+    result: list[Entry] = order.sort(ranked, cluster.settings.user_fairness, others)
+    for workload, group in awaiting.values():
         group.pop(workload)
-        cluster.nominate(workload, group.need, parts[id])
-    return order
+    for nomination in nominations:
+        cluster.record(nomination, nominated=nomination.milli_gpus)
+    return result
+
+
+def _placed(
+    cluster: Cluster, waiting: Iterable[WorkloadGroup], growing: Collection[PoolState], every: bool
+) -> Iterator[tuple[WorkloadGroup, Place]]:
+    """Iterate over the groups with members, with their places in the order: those in the first growing pool of each."""
+    for group in waiting:
+        pool = next((pool for pool in group.pools if pool in growing), group.pools[0] if every else None)
+        if pool is not None and group.has_members():
+            amount = group.need.total
+            over_quota = not cluster.ledger.in_quota(group.account, pool.pool.name, amount, group.non_preemptible)
+            yield group, (over_quota, common(group, pool, over_quota))
 
 
 def in_order(
-    cluster: Cluster, waiting: Iterable[WorkloadGroup], growing: Collection[PoolState], every: bool
-) -> list[Entry]:
-    """Return the pending workloads that are not nominated, sorted by `order.key` in the first growing pool of each.
+    cluster: Cluster, waiting: Iterable[WorkloadGroup], growing: Collection[PoolState]
+) -> list[tuple[WorkloadGroup, Workload]]:
+    """Return the pending workloads that a growing pool serves and that are not nominated.
 
-    `every`: also those that no growing pool serves.
+    They are sorted by `order.key` in the first growing pool of each.
     """
-    groups = []
-    for group in waiting:
-        pool = next((pool for pool in group.pools if pool in growing), group.pools[0] if every else None)
-        members = group.members() if pool is not None else ()
-        if pool is None or not members:
-            continue
-        over_quota = not cluster.ledger.in_quota(group.account, pool.pool.name, group.need.total, group.non_preemptible)
-        groups.append(((over_quota, common(group, pool, over_quota)), group, members))
-    groups.sort(key=lambda item: item[0])
-    result: list[Entry] = []
-    rank, last = 0, None
-    for place, group, members in groups:
-        rank += place != last
-        last = place
-        owners = group.account.used_by_owner if cluster.settings.user_fairness else {}
-        result += [(rank, owners.get(w.owner, 0), w.submitted_at, w.id, group, w) for w in members]
-    if cluster.nominations:
-        result = [entry for entry in result if entry[3] not in cluster.nominations]
-    result.sort()  # no two have the same id
-    return result
+    ranked = [RankedGroup(place, group, (), False) for group, place in _placed(cluster, waiting, growing, False)]
+    order = DemandOrder().sort(ranked, cluster.settings.user_fairness, cluster.nominations)
+    return [(group, workload) for _, _, _, _, group, workload, _ in order]
 
 
 def useful_pools(

@@ -377,13 +377,13 @@ def _fits(cluster: Cluster, pool: PoolState, need: Need, which: str) -> bool:
     """
     asked = (which, pool.pool.name, need)
     if asked not in cluster.answers:
-        cluster.answers[asked] = _fits_somewhere(pool, need, which)
+        cluster.answers[asked] = _fits_somewhere(cluster, pool, need, which)
     return bool(cluster.answers[asked])
 
 
-def _fits_somewhere(pool: PoolState, need: Need, which: str) -> bool:
+def _fits_somewhere(cluster: Cluster, pool: PoolState, need: Need, which: str) -> bool:
     workers = 0
-    for node in _candidates(pool, need, which):
+    for node in _candidates(cluster, pool, need, which):
         if not node.suits(need):
             continue
         devices = node.open if which == "open" else node.free
@@ -402,10 +402,16 @@ def _fits_somewhere(pool: PoolState, need: Need, which: str) -> bool:
     return False
 
 
-def _candidates(pool: PoolState, need: Need, which: str) -> Iterable[NodeState]:
+def _candidates(cluster: Cluster, pool: PoolState, need: Need, which: str) -> Iterable[NodeState]:
     """Return the nodes with enough whole devices, where that is known, else all."""
-    if not need.whole_devices or which == "open":
+    if not need.whole_devices:
         return pool.nodes
+    if which == "open":
+        asked = ("idle nodes", pool.pool.name)
+        if asked not in cluster.answers:
+            cluster.answers[asked] = [node for node in pool.nodes if node.usable and GPU in node.open]
+        idle: list[NodeState] = cluster.answers[asked]
+        return idle
     then = pool.first if which == "first" else {}
     now = (at for bucket in pool.by_free[need.whole_devices :] for at in bucket if at not in then)
     return (pool.nodes[at] for at in (*then, *now))

@@ -101,7 +101,7 @@ def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[WorkloadGroup], 
     allowance = Allowance(cluster, waiting)
     growing = [demand.pool for demand in demands.values()]
     able = useful_pools(cluster, waiting, growing)
-    for *_, group, workload in in_order(cluster, waiting, growing, every=False):
+    for group, workload in in_order(cluster, waiting, growing):
         beyond = _admit(allowance, [demands[pool.pool.name] for pool in able[group.number]], group, workload)
         if beyond is not None and why:
             _report_over_budget(builder, beyond, workload)

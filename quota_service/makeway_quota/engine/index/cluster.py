@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..snapshot import Snapshot
 from .allocations import build
 from .cluster_state import ClusterState
@@ -13,6 +15,8 @@ class Cluster(ClusterState):
 
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__(snapshot)
+        self.demand_order: Any = None
+        """The pending workloads as the last decision sorted them for the demand, kept for the next one."""
         build(self, snapshot.nodes, snapshot.workloads)
         self.begin()
 
@@ -20,7 +24,7 @@ class Cluster(ClusterState):
         """Start a decision: drop what was cached in the last one, and restore the nominations."""
         self.rankings.clear()
         self.answers.clear()
-        self.ledger.changed.clear()
+        self.ledger.begin()
         self.capacities.begin()
         for pool in self.pools.values():
             if not self.keeps_bounds:

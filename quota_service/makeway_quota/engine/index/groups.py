@@ -63,6 +63,8 @@ class WorkloadGroup:
     """Pool to the part of the order that the whole group shares: in quota, and over quota."""
     _whole: dict[str, OwnerQueue] = field(default_factory=dict)
     _members: tuple[Workload, ...] | None = None
+    _changes: int = 0
+    _versions: dict[str, int] = field(default_factory=dict)
 
     def heads(self) -> Iterator[Workload]:
         """List each owner's first workload."""
@@ -105,6 +107,12 @@ class WorkloadGroup:
             self._members = tuple(workload for line in self.owner_queues.values() for workload in line)
         return self._members
 
+    def version_of(self, owner: str) -> int | None:
+        """Return what changes with the workloads of an owner, between two decisions; None if this one removed any."""
+        whole = self._whole.get(owner)
+        removed = whole is not None and len(whole) != len(self.owner_queues[owner])
+        return None if removed else self._versions[owner]
+
     def has_members(self) -> bool:
         """Whether any workload still waits in it."""
         return any(self.owner_queues.values())
@@ -122,14 +130,18 @@ class WorkloadGroup:
         else:
             insort(line, workload, key=age)
         self._members = None
+        self._changes += 1
+        self._versions[workload.owner] = self._changes
 
     def remove(self, workload: Workload) -> None:
         """Remove a workload, between two decisions."""
         line = self.owner_queues[workload.owner]
         del line[bisect_left(line, age(workload), key=age)]
-        if not line:
-            del self.owner_queues[workload.owner]
         self._members = None
+        self._changes += 1
+        self._versions[workload.owner] = self._changes
+        if not line:
+            del self.owner_queues[workload.owner], self._versions[workload.owner]
 
 
 def age(workload: Workload) -> tuple[float, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from functools import cached_property
 from typing import NamedTuple
 
@@ -277,6 +278,8 @@ class Ledger:
         self._parents = frozenset(a.parent for a in self.accounts.values() if a.parent is not None)
         self.changed: list[Account] = []
         """The accounts whose usage or nominations changed, one entry for each time."""
+        self._exceeding: dict[str, tuple[int, set[str]]] = {}
+        """Pool to how many of these changes are in, and the names of the accounts beyond a reservation there"""
         self.lines = [(name, line) for name, account in sorted(self.accounts.items()) for line in account.lines]
         """All lines with the names of their teams, in the order of names."""
         self.unlent_lines = tuple(line for a in self.accounts.values() for line in a.lines if line.unlent)
@@ -288,6 +291,22 @@ class Ledger:
         """Return the accounts that are no department."""
         return [account for account in self.accounts.values() if account not in self._parents]
 
+    def begin(self) -> None:
+        """Start a decision: forget what changed in the last one."""
+        self.changed.clear()
+        self._exceeding.clear()
+
+    def exceeding(self, pool: str) -> AbstractSet[str]:
+        """Return the names of the accounts for which `Account.exceeds` holds in a pool, cached until these change."""
+        seen, known = self._exceeding.get(pool, (0, None))
+        if known is None or seen > len(self.changed):
+            known = {name for name, account in self.accounts.items() if account.exceeds(pool)}
+        else:
+            for account in self.changed[seen:]:
+                (known.add if account.exceeds(pool) else known.discard)(account.team.name)
+        self._exceeding[pool] = len(self.changed), known
+        return known
+
     def affected(self, account: Account) -> Iterable[Account]:
         """Return the accounts whose shares depend on one: itself, or all where there are departments."""
         return self.accounts.values() if self.nested else (account,)
@@ -296,6 +315,7 @@ class Ledger:
         """Return a team's account; work of a deleted team counts on one that reserves nothing."""
         if name not in self.accounts:
             self.accounts[name] = Account(TeamQuota(name, weight="None"))
+            self._exceeding.clear()
         return self.accounts[name]
 
     def record(

@@ -97,22 +97,22 @@ class Preemptor:
         if beside and "reservation" in self.rights and any(self.cluster.without_gpus.get(pool) for pool in beside):
             return True
         names = (self.pool.pool.name, *self.beyond(), *beside)
-        return any(self._any_are_candidates(lowest.get(name, ()), name) for name in names)
+        return any(self._any_are_candidates(lowest.get(name, {}), name) for name in names)
 
-    def _any_are_candidates(self, names: Iterable[str], pool: str) -> bool:
+    def _any_are_candidates(self, names: Mapping[str, int], pool: str) -> bool:
         """Whether all work of any of some teams in a pool may be evicted, before any victim is chosen."""
         ledger = self.cluster.ledger
         alone = "reservation" in self.rights and "fair_share" not in self.rights and not ledger.nested
         if not alone or self.gone_on:
             return any(self._all_are_candidates(name, pool) for name in names)
-        for name in names:  # each group asks for each team
-            account = ledger.accounts.get(name)
-            if account is None or account is self.account or name == WITHOUT_GPUS:
-                if self._all_are_candidates(name, pool):
-                    return True
-            elif account.exceeds(pool):
-                return True
-        return False
+        known = ledger.accounts
+        if self.account.team.name in names and self._all_are_candidates(self.account.team.name, pool):
+            return True
+        if any(account in names for account in ledger.exceeding(pool) if account != self.account.team.name):
+            return True
+        return not names.keys() <= known.keys() and any(
+            self._all_are_candidates(name, pool) for name in names if name not in known
+        )
 
     def beyond(self) -> dict[str, list[LineState]]:
         """Return the other pools with candidates, and the lines there whose limits are in the way; computed once."""
