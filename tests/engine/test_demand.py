@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from engine.booting_worlds import boot, booting_world, end_boot
 from engine.demand_worlds import DemandFacts, world_that_grows
 from engine.engines import ENGINES, differences
 from engine.test_scaling import growing
@@ -90,6 +91,32 @@ def test_a_standing_engine_finds_the_demand_of_a_new_one_and_is_left_as_it_was()
         for _ in range(3):
             assert incremental.plan(world.now) == schedule(world.snapshot()), f"seed {seed}"
             assert incremental.plan(world.now, why=False).demand == schedule(world.snapshot()).demand, f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_engine_that_keeps_the_order_finds_the_demand_of_a_new_one_as_work_comes_and_goes(seed: int) -> None:
+    """Also where the work of a group is gone and comes back, and where some of it waits for nodes that boot."""
+    random = Random(seed)
+    world = booting_world("growing" if seed % 2 else "contended", 60_000 + seed)
+    world.pools = {name: replace(pool, kind="autoscaled") for name, pool in world.pools.items()}
+    engine, known, found = IncrementalEngine(world.snapshot()), dict(world.workloads), 0
+    for at in range(25):
+        if random.random() < 0.5:
+            world.submit(f"more{at}", "a", random.choice(list(world.profiles)), owner=random.choice("xy"))
+        elif waiting := world.named("pending"):
+            world.workloads.pop(random.choice(waiting))
+        boot(world, random) if random.random() < 0.2 else end_boot(world, random)
+        snapshot = world.snapshot()
+        now = {one.id: one for one in snapshot.workloads}
+        engine.show(snapshot)
+        engine.change([one for id, one in now.items() if known.get(id) != one], known.keys() - now.keys())
+        known = now
+        plan = schedule(snapshot)
+        assert engine.plan(snapshot.now).demand == plan.demand
+        found += len(plan.demand)
+        world.apply(plan)
+        world.now += random.choice([1, 40])
+    assert found > 0
 
 
 @pytest.mark.covers("F49")
