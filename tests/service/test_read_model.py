@@ -78,6 +78,7 @@ class Setting:
         }
         assert {team: count for team, count in model.usage.items() if team in expected} == expected
         assert sum(load.waiting for load in model.loads.values()) == sum(r.state == "pending" for r in rows.values())
+        assert 0 not in model.held_by.values(), "people who hold nothing any more"
         assert sum(model.held_by.values()) == sum(r.size for r in rows.values() if r.state == "running")
         assert sum(model.workloads.values()) == len(rows)
         assert model.sessions == {id: row for id, row in rows.items() if row.kind == "session"}

@@ -127,6 +127,8 @@ class _Counts:
         elif row.state in ADMITTED:
             self.running[team] += sign
             self.held_by[team, row.owner] += sign * row.size
+            if not self.held_by[team, row.owner]:  # people come and go, for years
+                del self.held_by[team, row.owner]
 
 
 class ReadModels:
