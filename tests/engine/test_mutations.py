@@ -559,6 +559,12 @@ EDITS = (
         "what is held no longer may be used at once",
     ),
     Edit(
+        "index/ledger.py",
+        "self.future - self.booting if in_future",
+        "self.future if in_future",
+        "nothing of a static quota is lent for a node that boots",
+    ),
+    Edit(
         "cycle/rounds.py",
         ' or cluster.settings.fair_share == "reclaim":',
         ":",

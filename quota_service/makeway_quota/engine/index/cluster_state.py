@@ -393,8 +393,7 @@ class ClusterState:
     def _list(self, nomination: Allocation, there: bool) -> None:
         """List a nomination among what runs, or no more."""
         name = nomination.workload.id
-        nodes = [part.node.allocations for part in nomination.parts]
-        for known in (self.allocations, *nodes):
+        for known in (self.allocations, *[part.node.allocations for part in nomination.parts]):
             if there:
                 known[name] = nomination
             else:
@@ -494,6 +493,7 @@ class ClusterState:
                 now=now,
                 terminating=terminating,
                 nominated=nominated,
+                booting=nominated and allocation.milli_gpus_on_booting * nominated // allocation.milli_gpus,
                 moving=allocation.moving if nominated else (),
             )
             self.pool_now[pool] += now

@@ -18,12 +18,13 @@ class LineState:
 
     `now` is what admitted work holds, `terminating` the part of it that was evicted, `nominated` what pending
     work is nominated for, `moving` the part of that which the workload still holds elsewhere until it moves,
-    `non_preemptible` what non-preemptible work holds or is nominated for.
+    `booting` the part of it on nodes that boot, `non_preemptible` what non-preemptible work holds or is nominated for.
     """
 
     __slots__ = (
         "account",
         "allocations",
+        "booting",
         "changes",
         "moving",
         "nominated",
@@ -37,7 +38,7 @@ class LineState:
 
     def __init__(self, account: Account, quota: QuotaLine) -> None:
         self.account, self.quota = account, quota
-        self.now = self.terminating = self.nominated = self.moving = self.non_preemptible = 0
+        self.now = self.terminating = self.nominated = self.moving = self.booting = self.non_preemptible = 0
         self.unlent = max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))
         self.allocations: dict[str, Allocation] = {}
         """The allocations that it counts, where it has a limit: forecasts read their ends."""
@@ -65,8 +66,11 @@ class LineState:
             self.allocations[name] = allocation
 
     def kept_free(self, in_future: bool) -> int:
-        """Return how much of the static quota other teams' work must leave free now (`in_future`: in the future)."""
-        return max(0, self.unlent - (self.future if in_future else self.now))
+        """Return how much of the static quota other teams' work must leave free now (`in_future`: in the future).
+
+        Nothing of it is lent for a node that is not ready yet.
+        """
+        return max(0, self.unlent - (self.future - self.booting if in_future else self.now))
 
 
 class Guarantee(NamedTuple):
@@ -328,11 +332,13 @@ class Ledger:
         now: int = 0,
         terminating: int = 0,
         nominated: int = 0,
+        booting: int = 0,
         moving: tuple[tuple[str, int], ...] = (),
     ) -> None:
         """Add to every line of the account and its departments that covers the pool.
 
-        `moving`: what the workload holds in which pools until it moves to what it is nominated for.
+        `booting`: the part of `nominated` on nodes that boot. `moving`: what the workload holds in which pools until
+        it moves to what it is nominated for.
         """
         later = now - terminating + nominated
         if later:
@@ -350,6 +356,7 @@ class Ledger:
                 line.now += now
                 line.terminating += terminating
                 line.nominated += nominated
+                line.booting += booting
                 if moving:
                     held = sum([n for name, n in moving if line.quota.covers(name)])
                     line.moving += _counted_twice(held, nominated)

@@ -245,6 +245,11 @@ class Allocation:
         """Return the parts on nodes of one pool, the only ones whose positions are positions of that pool."""
         return tuple([part for part in self.parts if part.node.pool is pool]) if self.shares else self.parts
 
+    @property
+    def milli_gpus_on_booting(self) -> int:
+        """Return the milli-GPUs on nodes that boot: of a nomination."""
+        return sum([self.need.gpus for part in self.parts if part.node.boots])
+
     def milli_gpus_in(self, pool: PoolState) -> int:
         """Return the milli-GPUs that count in a pool."""
         if not self.shares:

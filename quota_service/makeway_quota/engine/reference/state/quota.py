@@ -27,13 +27,15 @@ class Request(NamedTuple):
 class Counts(NamedTuple):
     """What counts on a line, or on a team in a pool, in milli-GPUs.
 
-    `moving` is the part of `nominated` that its workload holds elsewhere until it moves.
+    `moving` is the part of `nominated` that its workload holds elsewhere until it moves, `booting` the part that is on
+    nodes which boot.
     """
 
     now: int
     terminating: int
     nominated: int
     moving: int
+    booting: int
     non_preemptible: int
 
     @property
@@ -77,6 +79,7 @@ def _counts(
         sum(a.amount_in(pools) for a in running if a.id in cluster.terminating),
         sum(c.amount for c in nominations),
         moving,
+        sum(c.need.gpus for c in nominations for part in c.parts if cluster.nodes[part.node].boots),
         sum(a.amount_in(pools) for a in (*running, *nominations) if a.workload.non_preemptible),
     )
 
@@ -279,8 +282,9 @@ def _kept_within(cluster: Cluster, team: str, kept: Sequence[tuple[str, int]]) -
 
 
 def _kept_by(cluster: Cluster, line: TeamQuotaLine, in_future: bool) -> int:
+    """Return what a static quota keeps free; nothing of it is lent for a node that is not ready yet."""
     counted = counts(cluster, line)
-    return max(0, unlent(line) - (counted.future if in_future else counted.now))
+    return max(0, unlent(line) - (counted.future - counted.booting if in_future else counted.now))
 
 
 def unused(cluster: Cluster, pool: str) -> int:
