@@ -30,11 +30,8 @@ def lives(store: Store, seed: int, machines: int = 12) -> list[tuple[float, str,
     changes = sorted(change for change in changes if change[0] <= NOW)
     for at, id, state in changes:
         known = {row.id: row for row in store.machines.live()}
-        row = (
-            replace(known[id], state=state, state_since=at)
-            if id in known
-            else machine(id=id, requested_at=at, state_since=at)
-        )  # type: ignore[arg-type]
+        row = known[id] if id in known else machine(id=id, requested_at=at)
+        row = replace(row, state=state if id in known else row.state, state_since=at)  # type: ignore[arg-type]
         new = MachineChanges(changed=(row,)) if id in known else MachineChanges((row,))
         assert store.machines.commit("cloud", term, new)
     return changes

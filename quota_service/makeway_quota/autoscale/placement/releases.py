@@ -132,5 +132,5 @@ class Releases:
 
 
 def _as_placed(work: PendingWork, devices: Devices) -> PlacedWork:
-    milli = devices[0][1] if devices else 0
-    return PlacedWork("", "", tuple(device for device, _ in devices), milli, work.cpu, work.memory)
+    milli_gpus = devices[0][1] if devices else 0
+    return PlacedWork("", "", tuple(device for device, _ in devices), milli_gpus, work.cpu, work.memory)

@@ -71,14 +71,14 @@ class MachineRoom:
         if self.memory < UNLIMITED:
             self.memory += sign * work.memory
 
-    def _devices(self, milli: int) -> Devices | None:
-        if not milli:
+    def _devices(self, milli_gpus: int) -> Devices | None:
+        if not milli_gpus:
             return []
-        if milli < GPU:
-            fitting = [(free, at) for at, free in enumerate(self.free) if free >= milli]
-            return [(min(fitting)[1], milli)] if fitting else None
-        whole = [at for at, free in enumerate(self.free) if free == GPU][: milli // GPU]
-        return [(at, GPU) for at in whole] if len(whole) == milli // GPU else None
+        if milli_gpus < GPU:
+            fitting = [(free, at) for at, free in enumerate(self.free) if free >= milli_gpus]
+            return [(min(fitting)[1], milli_gpus)] if fitting else None
+        whole = [at for at, free in enumerate(self.free) if free == GPU][: milli_gpus // GPU]
+        return [(at, GPU) for at in whole] if len(whole) == milli_gpus // GPU else None
 
 
 def _suits(model: str, work: PendingWork) -> bool:
