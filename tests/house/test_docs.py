@@ -16,6 +16,7 @@ import yaml
 from makeway_api.settings import declared
 from makeway_hub.settings import Settings
 from makeway_quota import policy
+from makeway_quota.autoscale.document import schema
 from makeway_quota.policy import models as policy_models
 from makeway_quota.policy.tables import Table
 from makeway_quota.settings import ServiceSettings
@@ -238,3 +239,15 @@ def test_each_version_in_the_changelog_has_its_headings_once(root: Path) -> None
         headings = re.findall(r"^### (.+)$", version, flags=re.MULTILINE)
         assert len(headings) == len(set(headings)), version.splitlines()[0]
         assert set(headings) <= {"Upgrading", "Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+@pytest.mark.covers("F78")
+def test_the_page_of_all_options_of_a_deployment_is_that_of_the_schema(root: Path) -> None:
+    """Each field with its default and its help, each setting of a provider, and nothing that does not exist."""
+    page = (root / "docs/reference/machines.md").read_text(encoding="utf-8")
+    made = page.partition("<!-- begin deployment-fields")[2].partition("<!-- end deployment-fields")[0]
+    tables = re.split(r"^### ", made, flags=re.MULTILINE)[1:]
+    cells = r"^\| `([^`]+)` \| `?([^`|]*?)`? \| (.+) \|$"
+    assert {table.splitlines()[0]: re.findall(cells, table, re.MULTILINE) for table in tables} == schema()
+    guide = (root / "docs/how-to/deployments.md").read_text(encoding="utf-8")
+    assert "(../reference/machines.md#the-document-of-a-deployment)" in guide

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -300,6 +301,30 @@ async def test_a_document_that_cannot_be_read_is_quarantined_where_the_panel_and
         assert stored is not None
         world.store.deployments.delete("bad", stored.version, "root", 2.0)
         quarantine.passed("reading its document", "deployment", "bad")
+
+
+@pytest.mark.slow
+@pytest.mark.covers("F49")
+async def test_three_jobs_that_wait_get_three_instances_and_none_is_left_after_the_idle_timeout(tmp_path: Path) -> None:
+    """The provider itself is asked: three instances run at once, then each ends once it idled for three seconds."""
+    document = DOCUMENT.replace("max_machines: 2", "max_machines: 5")
+    released = tmp_path / "released"
+    wait = python(f"import pathlib, time\nwhile not pathlib.Path({str(released)!r}).exists(): time.sleep(0.05)")
+    async with site(tmp_path, document) as world:
+        jobs = [await world.run.submit("ana", f"job-{n}", wait, profile="gpu2") for n in range(3)]
+        for job in jobs:
+            await world.run.job(job.id, "running", seconds=60)
+        states = [instance.state for instance in world.cloud.list("demo", 0.0).instances]
+        assert states == ["running"] * 3, "as many instances as jobs, each with both GPUs of a machine"
+        assert len({world.nodes_of(job.id)[0] for job in jobs}) == 3
+        released.touch()
+        for job in jobs:
+            assert (await world.run.job(job.id, "succeeded", "failed", seconds=30)).state.value == "succeeded"
+        ended_at = time.monotonic()
+        assert len(world.machines) == 3, "none ends at once: the next job may come"
+        await world.until_machines()
+        assert time.monotonic() - ended_at > 2, "they stayed for the idle timeout"
+        assert [instance.state for instance in world.cloud.list("demo", 0.0).instances] == ["terminated"] * 3
 
 
 @pytest.mark.covers("F49", "F67")

@@ -300,7 +300,11 @@ async def test_a_deployment_has_four_panels_and_is_paused_and_deleted(web: Porta
     assert "Paused: nothing is launched, and 2 machines are being ended." in paused
     resumed = words(check(await browser.post(f"{PREFIX}deployments/cloud", data=form | {"action": "resume"})))
     assert "this service has no backend for machines" in resumed
-    deleted = words(check(await browser.post(f"{PREFIX}deployments/cloud", data=form | {"action": "delete"})))
+    question = check(await browser.post(f"{PREFIX}deployments/cloud", data=form | {"action": "delete"}))
+    assert "Delete the deployment cloud? That ends its 2 machines after a notice" in words(question)
+    assert not store_of(web).deployments.read("cloud").deleting, "the first press asks"
+    sent = form | {"action": "delete"} | confirmed(question)
+    deleted = words(check(await browser.post(f"{PREFIX}deployments/cloud", data=sent)))
     assert "Being deleted: 2 machines end first." in deleted
     assert "Pause" not in deleted
     assert "being deleted" in words(
@@ -324,6 +328,9 @@ async def test_the_cost_of_a_gpu_hour_and_the_spend_beside_the_budget_are_on_the
     page = words(check(await browser.get(f"{PREFIX}deployments/cloud")))
     assert re.search(r"3\.10 of 6\.50 EUR an hour · 0\.\d\d EUR this month", page), page
     assert "gpu-2, on demand, 2 GPUs 3.10 EUR an hour, 1.55 EUR a GPU-hour" in page
+    text = check(await browser.get(f"{PREFIX}deployments/cloud"))
+    assert "1.55\N{NO-BREAK SPACE}EUR a GPU-hour" in text, "an amount stays on one line with its currency"
+    assert not re.search(r"\d EUR", text)
     page = words(check(await browser.get(f"{PREFIX}deployments/prices")))
     for line in (
         "spare, spot, 8 GPUs at most 0.70 EUR an hour, 0.0875 EUR a GPU-hour",

@@ -68,6 +68,26 @@ def sentence(shown: EngineView) -> str:
     return shown.trouble
 
 
+@pytest.mark.slow
+@pytest.mark.covers("F51")
+def test_two_lines_are_all_that_a_notebook_needs(portal: Portal, service: Client, tmp_path: Path) -> None:
+    """A cell as it was written without Makeway, in a kernel that JupyterHub started: one line loads, one heads it."""
+    code = "losses = [1 / step for step in range(1, 4)]\nprint('trained', len(losses), 'steps')\nlosses[-1]"
+    before = {job.id for job in service.jobs(mine=True, limit=200).jobs}
+    kernel = Notebook(tmp_path, MAKEWAY_URL=portal.url, JUPYTERHUB_API_TOKEN="ana")
+    try:
+        assert kernel.run("%load_ext makeway").error is None
+        shown = kernel.run(f"%%train\n{code}")
+        assert shown.error is None, shown.trouble
+        (job,) = [job for job in service.jobs(mine=True, limit=200).jobs if job.id not in before]
+        done = until(service, job.id, lambda job: job.state.ended)
+        assert done.state is State.SUCCEEDED
+        assert job.id in kernel.run("%jobs").text
+        assert "trained 3 steps" in kernel.run(f"%logs {job.id}").out
+    finally:
+        kernel.close()
+
+
 @pytest.mark.covers("N08", "N10", "F51")
 def test_a_cell_becomes_a_job_and_its_result_comes_back(notebook: Notebook, service: Client) -> None:
     notebook.run("lr, data = 0.5, [1, 2, 3]")

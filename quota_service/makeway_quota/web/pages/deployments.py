@@ -10,6 +10,7 @@ from fastapi import APIRouter, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from makeway_api.errors import MakewayError
 from makeway_api.models import Deployment, DeploymentRequest, PolicyCheck
+from makeway_api.quantities import count
 
 from ...autoscale.document import read_deployment, schema
 from ...autoscale.machine import FINISHED, STATES, MachineState
@@ -127,6 +128,12 @@ async def save(
 async def deployment_page(request: Request, name: str, visitor: PageVisitor, services: TheServices) -> Response:
     """Show one deployment: idle machines, the tasks of its queues, running machines, their lines, and the log."""
     _only_administrators(visitor)
+    return await _deployment(request, visitor, services, name)
+
+
+async def _deployment(
+    request: Request, visitor: Visitor, services: Services, name: str, asks: dict[str, str] | None = None
+) -> Response:
     caller = visitor.caller
     result = await services.deployments.read(caller, name)
     machines = (await services.machines.page(caller, name, LIVE, MAX_MACHINES)).machines
@@ -136,6 +143,7 @@ async def deployment_page(request: Request, name: str, visitor: PageVisitor, ser
         part(request, "deployment"),
         visitor,
         deployment=result,
+        asks=asks,
         idle=idle,
         running=[one for one in machines if one not in idle],
         queues=await services.listings.queues(caller, _profiles(services, result)),
@@ -143,6 +151,24 @@ async def deployment_page(request: Request, name: str, visitor: PageVisitor, ser
         log=await services.machines.log(caller, name, LOG_LINES),
         colours=COLOURS,
     )
+
+
+async def _currency(services: Services, visitor: Visitor, name: str) -> str:
+    """Return the currency of a deployment's prices, "" where it is not there any more or cannot be read."""
+    try:
+        spend = (await services.deployments.read(visitor.caller, name)).spend
+    except MakewayError:
+        return ""
+    return spend.currency if spend else ""
+
+
+def _loss(deployment: Deployment) -> str:
+    """Return what ends when a deployment is deleted."""
+    live = sum(deployment.machines.values())
+    if not live:
+        return f"Delete the deployment {deployment.name}? It has no machines now."
+    theirs = f"its {count(live, 'machine')} after a notice: the jobs there save and wait for other machines"
+    return f"Delete the deployment {deployment.name}? That ends {theirs}."
 
 
 def _profiles(services: Services, deployment: Deployment) -> set[str]:
@@ -160,7 +186,8 @@ async def machine_page(request: Request, name: str, id: str, visitor: PageVisito
     """Show one machine with its history, and what its console and its init script wrote."""
     _only_administrators(visitor)
     result = await services.machines.machine(visitor.caller, name, id)
-    return await page(request, part(request, "machine"), visitor, machine=result, **MACHINE)
+    known = MACHINE | {"machine": result, "currency": await _currency(services, visitor, name)}
+    return await page(request, part(request, "machine"), visitor, **known)
 
 
 @router.post("/deployments/{name}/machines/{id}")
@@ -171,7 +198,8 @@ async def read_console(request: Request, name: str, id: str, visitor: PageVisito
     try:
         await services.machines.console(visitor.caller, name, id)
     except MakewayError as error:
-        told = {**MACHINE, "machine": machine, "problem": error.message}
+        currency = await _currency(services, visitor, name)
+        told = MACHINE | {"machine": machine, "problem": error.message, "currency": currency}
         return await page(request, "machine.html", visitor, status=error.status, **told)
     return _to(request, f"{name}/machines/{id}")
 
@@ -183,10 +211,17 @@ async def act(
     visitor: PageVisitor,
     services: TheServices,
     action: Annotated[str, Form(pattern="^(pause|resume|delete)$")],
+    confirmed: Annotated[str, Form(alias="confirmation", max_length=2000)] = "",
 ) -> Response:
-    """Pause, resume or delete a deployment, then show it again."""
+    """Pause, resume or delete a deployment, then show it again; it is deleted by a second press, on a question."""
     _only_administrators(visitor)
     service = services.deployments
+    if action == "delete" and not (stored := await service.read(visitor.caller, name)).deleting:
+        signer = request.app.state.authenticator.signer
+        subject = f"delete deployment {name}"
+        if not confirms(signer, visitor, confirmed, subject, stored.version):
+            token = confirmation(signer, visitor, subject, stored.version)
+            return await _deployment(request, visitor, services, name, {"what": _loss(stored), "token": token})
     verb = {"pause": service.pause, "resume": service.resume, "delete": service.delete}[action]
     await verb(visitor.caller, name)
     return _to(request, name)

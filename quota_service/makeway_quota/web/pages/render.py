@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -58,6 +59,9 @@ VERBS = {
 
 TODAY = 20 * 3600
 """Seconds within which a time of day needs no date."""
+
+_AMOUNT = re.compile(r"(?<=\d) (?=[A-Z]{3}\b)")
+"""The space between a number and the three letters of a currency"""
 
 STATES = {
     "pending": "secondary",
@@ -151,6 +155,11 @@ def time_tag(moment: datetime | None, style: str = "ago") -> Markup:
     )
 
 
+def amounts(text: str) -> str:
+    """Return a text whose amounts of money stay on one line with their currency."""
+    return _AMOUNT.sub("\N{NO-BREAK SPACE}", text)
+
+
 def where(placement: Sequence[Grant]) -> str:
     """Return a placement as text: node1: 0–2, node2: 5."""
     return ", ".join(f"{grant.node}: {_ranges(grant.devices)}" if grant.devices else grant.node for grant in placement)
@@ -166,7 +175,7 @@ def _ranges(devices: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
 
 
-_ENV.filters.update(when=time_tag, gpus=gpus, number=number, where=where, duration=duration)
+_ENV.filters.update(amounts=amounts, when=time_tag, gpus=gpus, number=number, where=where, duration=duration)
 _ENV.globals.update(
     bar=bars.bar,
     small_bar=bars.small_bar,

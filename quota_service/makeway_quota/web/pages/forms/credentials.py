@@ -34,7 +34,7 @@ router = APIRouter(include_in_schema=False)
 KINDS: Mapping[CredentialKind, str] = {
     "git": "of a Git server, for jobs",
     "file": "a file for jobs, such as the keys of a storage",
-    "cloud": "what the deployment of this name logs in to its cloud with",
+    "cloud": "the login of the deployment of this name",
 }
 MAX_VALUE = 65_536
 """Characters of a value, as in the API"""
