@@ -105,7 +105,10 @@ def refusal(deployment: Deployment, money: Money, price: int | None, seconds: fl
         return "price_unknown"
     if deployment.hourly_budget is not None and money.hourly_cost + price > deployment.hourly_budget:
         return "hour_budget"
-    if deployment.monthly_budget is not None and money.committed + cost(price, seconds) > deployment.monthly_budget:
+    over_month = deployment.monthly_budget is not None and (
+        money.committed + cost(price, seconds) > deployment.monthly_budget
+    )
+    if over_month or month_used_up(deployment, money):  # the latter ends even a machine that costs nothing
         return "month_budget"
     return None
 

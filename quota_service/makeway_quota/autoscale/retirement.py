@@ -30,7 +30,8 @@ class StepTime(NamedTuple):
 
 
 def enforce(deployment: Deployment, machines: Iterable[Machine], money: Money, now: float) -> Iterator[MachineAndEvent]:
-    """Yield what follows from the deployment alone, whatever runs: a pause, budgets, limits, a removed type, `max_age`.
+    """Yield what follows from the deployment alone, whatever runs: a pause, budgets, limits, `max_age`, or a type
+    that is removed or has another pool or number of GPUs now.
 
     A starting machine is withdrawn, but not for its age; a ready one drains, with a deadline if a pause or the month's
     budget ends all. Beyond the document's limits, launches that were not called yet are withdrawn, newest first.
@@ -126,7 +127,7 @@ def _used_at(machine: Machine, moment: StepTime) -> float:
 
 def _outdated(deployment: Deployment, machine: Machine, now: float) -> DrainReason | None:
     machine_type = deployment.type(machine.type)
-    if machine_type is None:
+    if machine_type is None or (machine_type.pool, machine_type.gpus) != (machine.pool, machine.gpus):
         return "removed"
     old = (
         machine_type.max_age is not None and now - (machine.launched_at or machine.requested_at) > machine_type.max_age

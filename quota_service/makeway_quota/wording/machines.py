@@ -28,7 +28,7 @@ REASONS: Mapping[str, str] = {
     "idle": "It had no work for idle_timeout.",
     "move": "Its work was moved to fewer machines.",
     "age": "It is older than max_age.",
-    "removed": "The document does not name its type any more.",
+    "removed": "The document does not name its type any more, or with another pool or number of GPUs.",
     "pause": "The deployment is paused or being deleted.",
     "budget": "The budget of the month is used up.",
     "spot": "The provider takes it back.",

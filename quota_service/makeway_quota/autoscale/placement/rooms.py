@@ -45,7 +45,8 @@ class MachineRoom:
         gpus = 0 if machine_type.cpu_only else machine_type.gpus if machine is None else machine.gpus
         name = None if machine is None else machine.id
         cpu, memory = machine_type.cpu or UNLIMITED, machine_type.memory or UNLIMITED
-        return cls(machine_type.pool, [GPU] * gpus, cpu, memory, name, machine_type.name, model=machine_type.model)
+        pool = machine_type.pool if machine is None else machine.pool  # the document may have been edited since
+        return cls(pool, [GPU] * gpus, cpu, memory, name, machine_type.name, model=machine_type.model)
 
     def take(self, work: PendingWork) -> Devices | None:
         """Take the room of one worker; return its devices, None where it does not fit."""
