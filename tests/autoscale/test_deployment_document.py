@@ -105,11 +105,22 @@ def test_every_problem_is_named_with_its_line() -> None:
         ("price: 0.1, spot_price: null", "price: 0.1, spot_price: 0.05", "only the spot market"),
         ("timezone: Europe/Berlin", "orphan_after: 60s", "before its work goes elsewhere"),
         ("timezone: Europe/Berlin", "lost_after: 59s", "at least 60 seconds"),
+        ("timezone: Europe/Berlin", "poll_interval: 0.2", "asked all the time"),
+        ("spot_price: 1.1", "spot_price: 1.1\n    max_age: 60", "longer than spin_up_timeout"),
     ],
 )
 def test_wrong_documents_are_explained(old: str, new: str, message: str) -> None:
     assert old in FULL
     assert any(message in line for line in problems(FULL.replace(old, new)))
+
+
+def test_a_stored_document_is_read_though_its_machines_would_end_at_once() -> None:
+    """Else its machines would have no driver after an upgrade."""
+    text = FULL.replace("timezone: Europe/Berlin", "poll_interval: 0").replace(
+        "spot_price: 1.1", "spot_price: 1.1\n    max_age: 60"
+    )
+    assert problems(text)
+    assert read_deployment(text, stored=True).poll_interval == 0
 
 
 def test_a_document_without_types_is_refused() -> None:

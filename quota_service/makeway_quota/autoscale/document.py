@@ -27,6 +27,8 @@ MAX_BYTES = 500_000
 MAX_MONEY = 100_000_000
 MIN_LOST_AFTER = 60.0
 """Seconds: reports come every ten, and when they came is written every twenty; one may be missing"""
+MIN_POLL_INTERVAL = 1.0
+"""Seconds: a provider that is asked all the time throttles launches, too"""
 MIN_MOVE_EVERY = 60.0
 """Seconds: a job that is moved has to save, and to load what it saved"""
 CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)|24:00")
@@ -262,8 +264,8 @@ def read_deployment(
 ) -> Deployment:
     """Return the deployment of a document; PolicyInvalid lists everything that is wrong with it.
 
-    `pools`: those of the policy document; None: not compared. `stored`: settings of a cluster that are not known are
-    ignored, as an earlier release may have saved them.
+    `pools`: those of the policy document; None: not compared. `stored`: what an earlier release may have saved is read,
+    too, such as settings of a cluster that are not known.
     """
     try:
         source = parse(text, MAX_BYTES)
@@ -282,6 +284,8 @@ def read_deployment(
     problems += _check_types(top, types, pools)
     if top is not None:
         problems += _check(top)
+    if not stored:  # earlier releases have saved such documents: they have to be read
+        problems += _check_new(top, types)
     kinds = [(loc, table.as_value(MachineType)) for loc, table in types]
     deployment = None
     if top is not None:
@@ -308,6 +312,22 @@ def _check(top: DeploymentTable) -> Iterator[Problem]:
             ("orphan_after",),
             "a machine would power off before its work goes elsewhere; make it longer than lost_after",
         )
+
+
+def _check_new(top: DeploymentTable | None, types: list[tuple[Loc, TypeTable]]) -> Iterator[Problem]:
+    """Yield what costs calls or machines without end."""
+    if top is not None and top.poll_interval < MIN_POLL_INTERVAL:
+        yield (
+            ("poll_interval",),
+            f"the provider would be asked all the time; make it at least {MIN_POLL_INTERVAL:g} second",
+        )
+    for loc, kind in types:
+        if kind.max_age is not None and kind.max_age <= kind.spin_up_timeout:
+            yield (
+                (*loc, "max_age"),
+                "a machine could be too old as soon as it is ready, and would be replaced again and again; "
+                "make it longer than spin_up_timeout",
+            )
 
 
 def _check_types(
