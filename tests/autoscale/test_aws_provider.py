@@ -146,6 +146,10 @@ def test_user_data_are_the_boot_script_with_the_token_of_the_machine_and_no_othe
         (403, "UnauthorizedOperation", Denied),
         (401, "AuthFailure", Denied),
         (400, "RequestExpired", Denied),
+        (400, "RequestTimeTooSkewed", Denied),  # the service's clock is wrong
+        (403, "SomethingNew", Denied),
+        (400, "InsufficientCapacityOnHost", StockOut),
+        (400, "PrivateIpAddressLimitExceeded", QuotaReached),
         (400, "InvalidAMIID.NotFound", InvalidLaunch),
         (400, "InvalidParameterValue", InvalidLaunch),
         (400, "SomethingNew", InvalidLaunch),

@@ -34,7 +34,10 @@ STOCK_OUT = frozenset(
         "InsufficientCapacity",
         "InsufficientHostCapacity",
         "InsufficientInstanceCapacity",
+        "InsufficientCapacityOnHost",
         "InsufficientReservedInstanceCapacity",
+        "InsufficientVolumeCapacity",
+        "ReservationCapacityExceeded",
         "SpotMaxPriceTooLow",
         "UnfulfillableCapacity",
         "Unsupported",  # the zone has no such type; others may
@@ -47,7 +50,9 @@ QUOTA = frozenset(
         "InsufficientFreeAddressesInSubnet",
         "MaxIOPSLimitExceeded",
         "MaxSpotInstanceCountExceeded",
+        "NetworkInterfaceLimitExceeded",
         "PendingVerification",
+        "PrivateIpAddressLimitExceeded",
         "ResourceLimitExceeded",
         "VcpuLimitExceeded",
         "VolumeLimitExceeded",
@@ -77,9 +82,12 @@ DENIED = frozenset(
         "IncompleteSignature",
         "InvalidAccessKeyId",
         "InvalidClientTokenId",
+        "InvalidSignatureException",
         "MissingAuthenticationToken",
         "OptInRequired",
         "RequestExpired",
+        "RequestInTheFuture",
+        "RequestTimeTooSkewed",
         "SignatureDoesNotMatch",
         "UnauthorizedOperation",
         "UnrecognizedClientException",
@@ -117,6 +125,8 @@ def _meant(error: ClientError) -> type[ProviderError]:
         if code in codes:
             return meaning
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if status in (401, 403):
+        return Denied
     return InvalidLaunch if 400 <= status < 500 and code not in UNKNOWN else CallOutcomeUnknown
 
 
