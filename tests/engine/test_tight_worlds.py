@@ -160,3 +160,25 @@ def test_both_engines_stop_looking_for_places_after_as_many_steps(
     for plan, snapshot in zip(plans, snapshots, strict=True):
         assert not differences(plan, reference.schedule(snapshot))
     assert any(len(plan.evict) > len(before.evict) for plan, before in zip(plans, whole, strict=True)), "none stopped"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_steps_of_a_plan_are_bounded_over_all_its_rounds(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan may look for needless victims many times: once more whenever one is spared or moves."""
+    taken = [0]
+    step = together.Search._step
+
+    def count(search: together.Search) -> bool:
+        before = search.steps
+        allowed = step(search)
+        taken[0] += before - search.steps
+        return allowed
+
+    monkeypatch.setattr(together, "MAX_STEPS_IN_ALL", 20)
+    monkeypatch.setattr(together.Search, "_step", count)
+    most = 0
+    for seed in range(60, 80):
+        taken[0] = 0
+        ENGINES[engine](tight_world(Random(seed)).snapshot())
+        most = max(most, taken[0])
+    assert most == 20, "some plan takes all of them, and none takes more"

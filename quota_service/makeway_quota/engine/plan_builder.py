@@ -13,6 +13,7 @@ from .index.hosts import shortage_on
 from .index.ledger import Account
 from .index.nodes import Allocation, NodeState, PoolState, WorkerPlacement, placement_of
 from .index.pending import Pending, PendingGroup
+from .placement.together import Search
 from .plan import Demand, Evict, Fact, Facts, Move, Number, Plan, Refusal, Scale, Start, Waiting
 from .progress import Progress
 from .rules.consolidation import Moving
@@ -63,6 +64,8 @@ class PlanBuilder:
         """Pool to the ids of the workloads that got its GPUs in this plan."""
         self.holds: dict[str, Hold] = {}
         """Pool to the hold there for the workload that waited too long."""
+        self.search = Search()
+        """The search for places without a victim of the plan; it is bounded over all of them."""
 
     def suspend_holds(self) -> None:
         """Release the held GPUs; the holds are kept for the reasons."""

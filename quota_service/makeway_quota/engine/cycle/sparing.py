@@ -108,7 +108,7 @@ class _PlannedState:
         self._room: dict[str, int] = {}
         """How many workers of that request still fit on each node of their pools, beside all of these."""
         self._all_room = 0
-        self.search = Search()
+        self.search = builder.search
         self.stale = True
         """Whether they have to be read before the next question."""
 

@@ -25,7 +25,7 @@ MAX_WORKERS = 256
 MAX_STEPS = 10_000
 """So many times a node is looked at or a worker placed on it for one victim, over all of those ways."""
 MAX_STEPS_IN_ALL = 50_000
-"""The same for all victims that are looked at, one after the other."""
+"""The same for all victims of a plan that are looked at, one after the other."""
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ def linked(rooms: Iterable[Room]) -> list[Room]:
 
 
 class Search:
-    """The searches for places of the workloads around some victims, one victim after the other.
+    """The searches of one plan for places of the workloads around its victims, one victim after the other.
 
     The search for one victim stops after `MAX_STEPS`, all of them after `MAX_STEPS_IN_ALL`. Where too few workers fit
     by counting, no step is taken: an engine may count before, too, and still stop where the other one does.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..placement.together import Search
 from ..snapshot import Workload
 from .state.cluster import Allocation, Cluster, WorkerPlacement
 from .state.groups import WorkloadGroup
@@ -47,6 +48,8 @@ class Decisions:
         self.ahead: dict[str, list[str]] = {}
         """Pool to the workloads that got its GPUs in this plan."""
         self.holds: dict[str, Hold] = {}
+        self.search = Search()
+        """The search for places without a victim of the plan; it is bounded over all of them."""
 
     def start(self, group: WorkloadGroup, workload: Workload, parts: Sequence[WorkerPlacement], in_quota: bool) -> None:
         """Start a workload now."""

@@ -29,7 +29,7 @@ def withdraw_superfluous(decisions: Decisions, withdrawn_evictions: set[tuple[st
     Return whether any was spared. None is spared twice from the same eviction: `withdrawn_evictions` has the victim,
     the preemptor and the number of workers that go on.
     """
-    cluster, search = decisions.cluster, Search()
+    cluster, search = decisions.cluster, decisions.search
     evictions = {name: (name, eviction.preemptor, len(eviction.to)) for name, eviction in decisions.evicted.items()}
     able = [cluster.running[name] for name, eviction in evictions.items() if eviction not in withdrawn_evictions]
     before = len(withdrawn_evictions)
