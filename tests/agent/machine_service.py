@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ class MachineService(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Answers)
+        self.scheme, self.host = "http", "127.0.0.1"
         self.joins: list[dict[str, Any]] = []
         self.boot = ""
         self.join_answer: dict[str, Any] = {}
@@ -53,7 +55,14 @@ class MachineService(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/prefix"
+        return f"{self.scheme}://{self.host}:{self.server_port}/prefix"
+
+    def encrypt(self, certificate: str, host: str = "localhost") -> None:
+        """Speak TLS from now on, with the certificate and key of a file; each connection greets in its own thread."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        self.scheme, self.host = "https", host
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Write no trace of a client that has ended."""

@@ -5,14 +5,18 @@ Used by `remote.py`. A request is sent once; what it means that there was no ans
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from .outage import Outage
+
+if TYPE_CHECKING:
+    import ssl
 
 TIMEOUT = 20.0
 """Seconds for one answer"""
@@ -25,6 +29,16 @@ MAX_WAIT = 60.0
 
 TOO_FAST = 429
 """The status of an answer that only asks for patience"""
+
+
+@functools.cache
+def _tls_context() -> ssl.SSLContext:
+    """Return what all connections share: the certificates of all authorities take megabytes in each context."""
+    import ssl  # an agent whose service has a plain address does without it
+
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 class Unavailable(OSError):
@@ -158,8 +172,13 @@ class Service:
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
         connection: http.client.HTTPConnection | None = getattr(self._threads, "connection", None)
         if connection is None:
-            kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-            connection = self._threads.connection = kind(self._host, self._port, timeout=timeout)
+            if self._secure:
+                connection = http.client.HTTPSConnection(
+                    self._host, self._port, timeout=timeout, context=_tls_context()
+                )
+            else:
+                connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+            self._threads.connection = connection
         connection.timeout = timeout
         if connection.sock is not None:
             connection.sock.settimeout(timeout)

@@ -1,0 +1,57 @@
+"""An agent whose service speaks TLS: it trusts what the machine trusts, and nothing else."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+from agent.certificates import Authority
+from agent.machine_service import MachineService
+from agent.machines import TestMachine
+from makeway.launcher import service as launcher_service
+from pods import wait_until
+
+
+def test_an_agent_trusts_the_authorities_of_the_file_that_its_environment_gives(
+    machine: TestMachine, service: MachineService, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    service.encrypt(authority.issue("localhost"))
+    (tmp_path / "authority.pem").write_bytes(authority.pem)
+    machine.env["SSL_CERT_FILE"] = str(tmp_path / "authority.pem")
+    machine.start()
+    machine.joined()
+    assert service.joins
+
+
+@pytest.mark.parametrize(
+    ("host", "trusted", "message"),
+    [("localhost", False, "certificate verify failed"), ("other.test", True, "mismatch")],
+    ids=["unknown authority", "certificate of another host"],
+)
+def test_an_agent_sends_its_token_to_no_service_whose_certificate_it_cannot_verify(
+    host: str, trusted: bool, message: str, machine: TestMachine, service: MachineService, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    service.encrypt(authority.issue(host))
+    (tmp_path / "authority.pem").write_bytes((authority if trusted else Authority(tmp_path)).pem)
+    machine.env["SSL_CERT_FILE"] = str(tmp_path / "authority.pem")
+    machine.start()
+    wait_until(lambda: "has not joined" in machine.log(), "what the agent says of it")
+    assert message in machine.log(), machine.log()
+    assert not service.requests
+
+
+def test_all_connections_of_a_process_share_one_tls_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts = []
+    create = ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", lambda: contexts.append(create()) or contexts[-1])
+    launcher_service._tls_context.cache_clear()
+    for number in range(3):
+        service = launcher_service.Service(f"https://host-{number}.test/a", "token")
+        service._connection(1.0)
+        service._connection(1.0)
+    assert len(contexts) == 1
+    assert contexts[0].verify_mode == ssl.CERT_REQUIRED
+    assert contexts[0].check_hostname
