@@ -56,10 +56,7 @@ def find_when_ready(pool: PoolState, need: Need) -> tuple[WorkerPlacement, ...]:
         ready = [(node.workers(need, True), node) for node in pool.nodes if node.suits(need)]
     room = sum([count for count, _ in ready])
     chosen: list[tuple[int, NodeState]] = []
-    whole = need.whole_devices
-    for node in (
-        [node for node in pool.booting_order() if node.whole_future >= whole] if whole else pool.booting_order()
-    ):
+    for node in pool.booting_with(need.whole_devices):
         if room >= need.min_workers:
             break
         if may_run(need, node.node) and node.node.name not in need.avoid and (count := node.workers(need, True)):

@@ -141,6 +141,8 @@ class NodeState:
         """
         milli, opened, future, free = part.milli, self.open, self.future, self.free
         self.pool.touch(self)
+        if later > 0 and self.boots:
+            self.pool.booting_room.clear()
         if not for_a_while:
             self.pool.moved.append(self)
             self.pods_open += now
@@ -301,6 +303,7 @@ class PoolState:
     __slots__ = (
         "_booting_order",
         "booting",
+        "booting_room",
         "bounds",
         "by_free",
         "by_future",
@@ -347,6 +350,8 @@ class PoolState:
         """How many times these lists were cleared."""
         self.booting: dict[str, NodeState] = {}
         """The nodes that boot, by name."""
+        self.booting_room: dict[int, list[NodeState]] = {}
+        """The nodes that boot in their order, without those known to have fewer whole devices left than this."""
         self._booting_order: list[NodeState] | None = None
         self.mix: dict[Shape, int] = {}
         """Shape to the number of workers that the pool serves; the packing keeps nodes useful for this mix."""
@@ -407,6 +412,7 @@ class PoolState:
         self.moved.append(node)
         if self.booting.pop(node.node.name, None) is not None:
             self._booting_order = None
+            self.booting_room.clear()
         if node.usable:
             self.free -= sum(node.free)
             self.future -= node.future_sum()
@@ -419,6 +425,7 @@ class PoolState:
         if node.boots:
             self.booting[node.node.name] = node
             self._booting_order = None
+            self.booting_room.clear()
         if node.usable:
             self.free += sum(node.free)
             self.future += node.future_sum()
@@ -431,6 +438,17 @@ class PoolState:
         if self._booting_order is None:
             self._booting_order = sorted(self.booting.values(), key=lambda n: (n.node.ready_at or 0.0, n.node.name))
         return self._booting_order
+
+    def booting_with(self, devices: int) -> list[NodeState]:
+        """Return the nodes that boot and have so many whole devices left, the one that is ready first before others.
+
+        Until room is given back on one, only those of the last answer are asked.
+        """
+        known = self.booting_room.get(devices)
+        nodes = self.booting_order() if known is None else known
+        if devices:
+            nodes = self.booting_room[devices] = [node for node in nodes if node.whole_future >= devices]
+        return nodes
 
     def reindex(self, node: NodeState, whole_free: int, whole_future: int) -> None:
         """Move a node between the buckets of the index."""

@@ -60,7 +60,8 @@ def machines(selected: Iterable[Any], damaged: dict[str, Sequence[str]] | None =
 
 def machine(row: Any, damaged: dict[str, Sequence[str]] | None = None) -> Machine:
     """Return the machine of a row with all of MACHINE_FIELDS; `damaged` gets the columns that could not be read."""
-    values: dict[str, Any] = {**row._mapping, **{name: row._mapping[COLUMN_OF[name]] for name in MACHINE_FIELDS}}
+    columns = row._mapping
+    values: dict[str, Any] = {**columns, **{name: columns[COLUMN_OF[name]] for name in MACHINE_FIELDS}}
     broken = [name for name in MACHINE_FIELDS if name != "id" and not readable(name, values[name])]
     if broken:
         _repair(values, broken)
