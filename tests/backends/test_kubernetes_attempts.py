@@ -762,6 +762,7 @@ async def test_the_others_of_a_gang_save_as_long_as_they_may_after_one_pod_was_d
     backend.report("j1", SAVED, SAVED)
     seen = await backend.seen("j1")
     assert (seen.phase, seen.node_lost) == (Phase.EXITED, True), "and that one was drained does not count"
+    assert seen.evicted, "it was preempted"
 
 
 async def test_a_gang_whose_pod_ends_without_a_report_is_over_at_once(backend: Backend) -> None:

@@ -726,6 +726,19 @@ def test_how_a_pod_ended_is_told_apart(kept: JobPod, by_node: bool, code: int | 
     result = hosts_of([kept], RUNS)
     assert (result.present, result.node_lost, result.exit_code) == (False, by_node, code)
     assert says in result.message
+    assert result.evicted is (kept.disruption == "EvictionByEvictionAPI")
+
+
+@pytest.mark.parametrize(
+    ("node", "evicted"), [("n1", True), ("n2", False), ("n3", True)], ids=["runs", "is down", "is gone"]
+)
+def test_a_pod_that_was_told_to_leave_was_evicted_also_where_its_node_is_gone_since(node: str, evicted: bool) -> None:
+    told = condition("DisruptionTarget", "True", "EvictionByEvictionAPI", "drained")
+    for kept in (pod("Failed", node=node, **told), pod("Failed", node=node, **told, **over(75))):
+        result = hosts_of([kept], RUNS)
+        assert (result.node_lost, result.evicted) == (True, evicted)
+    if node == "n1":
+        assert hosts_of([pod("Running", node=node, **told)], RUNS).evicted, "while it saves"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from makeway_quota.backends.base import AttemptStatus, NodeStatus, Observation, Phase
@@ -12,6 +13,7 @@ from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.start_backoff import MAX_RETRY, RETRY_DELAYED, backoff_until, retry_delay
 from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import initial_record
+from makeway_quota.values import Place
 from running import python, running
 
 NODE = NodeStatus("local", "", tuple(range(10)), virtual=True)
@@ -51,6 +53,41 @@ def test_a_job_that_ran_for_longer_is_tried_at_once() -> None:
     row = after_failure(row._replace(failures=5), now, 3600.0)
     assert (row.reason_code, row.not_before, backoff_until(row, now)) == ("retry", None, None)
     assert row.reason_message == "“x” of ana failed (exit code 3) and is tried again, 3 more tries left."
+
+
+EVICTED = {"node_lost": True, "evicted": True}
+
+
+@pytest.mark.covers("F83")
+@pytest.mark.parametrize(
+    ("told", "outcome", "says"),
+    [
+        (EVICTED | {"phase": Phase.EXITED, "exit_code": 75, "notice_received": True, "step": 5}, "preempted", "step 5"),
+        (EVICTED | {"phase": Phase.EXITED, "exit_code": -15, "notice_received": True}, "preempted", "from the beginn"),
+        (EVICTED | {"phase": Phase.LOST, "message": "its pod was disrupted"}, "preempted", "from the beginn"),
+        (EVICTED | {"phase": Phase.EXITED, "exit_code": 3}, "failed", "failed: exit code 3"),
+        (EVICTED | {"phase": Phase.EXITED, "exit_code": 0, "completed": True}, "succeeded", "succeeded"),
+        ({"phase": Phase.EXITED, "exit_code": 75, "notice_received": True, "step": 5}, "lost", "not by Makeway"),
+        ({"phase": Phase.LOST, "node_lost": True, "message": "its node is gone"}, "lost", "its node is gone"),
+    ],
+)
+def test_an_eviction_before_any_notice_has_one_outcome_and_counts_as_no_loss(
+    told: dict[str, Any], outcome: str, says: str
+) -> None:
+    """Karpenter evicts at the moment of its notice: whichever of the two is seen first, the job was preempted."""
+    now = 1_800_000_000.0
+    row = initial_record(NewWorkload("j-12345678", "job", "rnd", "gpu1", "ana", name="x"), now)
+    row = row._replace(state="running", attempt=1, started_at=now - 100.0, placement=(Place("n1", (0,)),))
+    seen = AttemptStatus(row.id, 1, told.pop("phase"), started_at=now - 90.0, ended_at=now, **told)
+    nodes = tuple(NodeStatus(name, "", (0, 1)) for name in ("n1", "n2"))
+    [change] = reconcile({row.id: row}, Observation(nodes, (seen,)), now=now, max_infra_failures=3).changes
+    assert change.close_attempt is not None
+    assert change.close_attempt["outcome"] == outcome
+    assert says in change.fields["reason_message"]
+    if outcome == "preempted":
+        assert change.fields["state"] == "pending"
+        assert "had to leave n1, a node that is drained or removed" in change.fields["reason_message"]
+        assert not {"infra_failures", "failures", "preemptions", "failed_node"} & change.fields.keys()
 
 
 def test_a_clock_that_was_set_back_holds_no_job() -> None:

@@ -184,6 +184,8 @@ class AttemptStatus:
     """when the present phase, or the cause for waiting, began"""
     node_lost: bool = False
     """its node is gone, drained or down, so that a loss, or an end that others asked for, says nothing about the job"""
+    evicted: bool = False
+    """with `node_lost`: it was told to leave the node, by an eviction through the API of Kubernetes"""
     node_returned: bool = False
     """with `node_lost`: its node is back already, and as good for it as before"""
     start_broke_off: bool = False

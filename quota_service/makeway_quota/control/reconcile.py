@@ -141,6 +141,8 @@ class _AttemptEnds:
             self._never_ran(row, status, CHECKPOINT_STORAGE)
         elif status.phase is Phase.LOST and status.never_ran and row.state == "starting":
             self._never_ran(row, status)
+        elif status.evicted and (status.phase is Phase.LOST or status.notice_received) and not status.timed_out:
+            self._left_node(row, status)
         elif status.phase is Phase.LOST:
             self._lost(row, status)
         elif status.notice_received and not status.timed_out:
@@ -199,6 +201,19 @@ class _AttemptEnds:
             self._requeue_after_loss(
                 row, status, message, outcomes.stopped_for_good(job_name(row), nodes, row.infra_failures + 1)
             )
+
+    def _left_node(self, row: Workload, status: AttemptStatus) -> None:
+        """Requeue a job that was evicted from a node which is drained or removed, as if it had had its notice.
+
+        An autoscaler may evict before Makeway has seen that the node is to go: the outcome is the same. It counts
+        neither as a loss nor as making way for other work.
+        """
+        progress = self._saved(row, status)
+        error = "" if status.phase is Phase.LOST else _unexpected_end(row, status)
+        self._avoid(row, status)
+        fields: dict[str, object] = {"avoids": self.backoff.avoided_for_row(row.id)}
+        message = outcomes.evicted(job_name(row), _nodes(row), progress, error)
+        self._requeue(row, status, "preempted", "made_way", message, fields, progress.lost)
 
     def _never_ran(self, row: Workload, status: AttemptStatus, code: str = START_DEFERRED) -> None:
         """Requeue a job of which nothing ran, which is no loss: it is delayed, and goes elsewhere if it can.

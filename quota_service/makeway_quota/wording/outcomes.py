@@ -253,6 +253,16 @@ def stopped_with_makeway(job: str, progress: SavedWork, error: str = "") -> str:
     return f"{job} had to end because Makeway was stopped{failed}; {_kept(progress)}. {_goes_on(progress)}"
 
 
+def evicted(job: str, nodes: Sequence[str], progress: SavedWork, error: str = "") -> str:
+    """Return that a job had to leave nodes that are drained or removed; `error` as in `made_way`."""
+    failed = f", and failed: {error}" if error else ""
+    what = "a node that is" if len(nodes) == 1 else "nodes that are"
+    return (
+        f"{job} had to leave {_nodes(nodes)}, {what} drained or removed{failed}; {_kept(progress)}. "
+        f"{_goes_on(progress)}"
+    )
+
+
 def stopped_by_others(job: str, nodes: Sequence[str], progress: SavedWork, error: str = "") -> str:
     """Return that something other than Makeway told a job to stop; `error` as in `made_way`."""
     failed = f", and failed: {error}" if error else ""

@@ -182,7 +182,9 @@ def _exited(
             code = hosts.exit_code if status.notice_received else status.exit_code
             failed = replace(status, message=hosts.message, exit_code=code, notice_received=False, acknowledged=False)
             return Conclusion(known, failed)
-    return Conclusion(known, replace(status, node_lost=True, worker=hosts.worker) if hosts.node_lost else status)
+    if hosts.node_lost:
+        status = replace(status, node_lost=True, evicted=hosts.evicted, worker=hosts.worker)
+    return Conclusion(known, status)
 
 
 def _absent(
@@ -196,7 +198,7 @@ def _absent(
     if hosts.exit_code is not None:
         ended = replace(status, phase=Phase.EXITED, exit_code=hosts.exit_code, message=message)
         return Conclusion(known, replace(ended, timed_out=hosts.timed_out), True)
-    lost = replace(status, message=message, node_lost=hosts.node_lost, worker=hosts.worker)
+    lost = replace(status, message=message, node_lost=hosts.node_lost, evicted=hosts.evicted, worker=hosts.worker)
     if (failed := without_checkpoints(workers)) is not None:
         message = workers[failed].message
         return _lost(known, replace(lost, storage_failed=True, message=message, worker=failed))

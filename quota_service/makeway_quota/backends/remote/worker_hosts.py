@@ -29,6 +29,8 @@ class WorkerHosts:
     """if not present: whether at least one worker did not start, through no fault of the job"""
     refused: bool = False
     """with `never_ran`: whether a node refused that worker for a reason that passes in seconds as a rule"""
+    evicted: bool = False
+    """with `node_lost`: whether its pod was evicted, as a drain or an autoscaler does before it removes the node"""
     worker: int = 0
     """number of the worker that the message and `node_lost` are about"""
     cpu: int = 0

@@ -39,6 +39,9 @@ OVER_REQUEST = f"Container {WORKER_CONTAINER} was using "
 """In the kubelet's message about a pod that it evicts as its node is short of something: the job used more than it
 requested. That is true of all jobs without a request, not only of those that exhaust the node: so it counts as a loss.
 """
+EVICTION = "EvictionByEvictionAPI"
+"""The reason of a disruption that a drain or an autoscaler asked for: the pod was told to leave, and may save. The
+others are of nodes that are short of something or out of reach, or of the scheduler."""
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 """The reason of a pod that was active for longer than its `activeDeadlineSeconds`."""
 KILLED = 137
@@ -68,8 +71,9 @@ def hosts_of(
         code, message = waiting(waiting_pod) if waiting_pod is not None else _incomplete(pods, reported_workers)
         worker = one.worker if (one := waiting_pod or disrupted) is not None else 0
         cpu, mebibytes = (max(pod.requests[at] for pod in pods) for at in range(2))
-        lost = disrupted is not None
-        return WorkerHosts(size, True, lost, code, message, worker=worker, cpu=cpu, memory=mebibytes)
+        lost, evicted = disrupted is not None, disrupted is not None and disrupted.disruption == EVICTION
+        result = WorkerHosts(size, True, lost, code, message, worker=worker, cpu=cpu, memory=mebibytes)
+        return replace(result, evicted=evicted)
     ends = [replace(end_of_pod(pod, usable), worker=pod.worker) for pod in failed or pods]
     # The job's own fault says more than a loss, and that more than one by a node, or before it ran.
     worst = max(ends, key=lambda end: (end.exit_code is not None, not end.node_lost, not end.never_ran, -end.worker))
@@ -100,8 +104,9 @@ def end_of_pod(pod: JobPod, usable: Mapping[str, bool]) -> WorkerHosts:
     if (result := _own_fault(pod)) is not None:
         return result
     if pod.node and not usable.get(pod.node, False):
-        state = "is down" if pod.node in usable else "is gone"
-        return _by_node(f"its node {pod.node} {state}")
+        if pod.node in usable:
+            return _by_node(f"its node {pod.node} is down")
+        return replace(_by_node(f"its node {pod.node} is gone"), evicted=pod.disruption == EVICTION)
     if _over_request(pod):
         message = f"its pod was evicted, as it used more than it requested of what its node {pod.node} was short of"
         return WorkerHosts(1, present=False, message=f"{message}: {pod.message}")
@@ -163,7 +168,8 @@ def _by_others(pod: JobPod) -> WorkerHosts | None:
     if pod.reason == "Evicted":
         return _by_node(f"its node {pod.node} was short of a resource and evicted its pod: {pod.message}")
     if pod.disruption:
-        return _by_node(f"its pod was disrupted ({pod.disruption}): {pod.message}".rstrip(": "))
+        result = _by_node(f"its pod was disrupted ({pod.disruption}): {pod.message}".rstrip(": "))
+        return replace(result, evicted=pod.disruption == EVICTION)
     if pod.reason in UNKNOWN_ENDS:
         return _by_node(f"its node {pod.node} was restarted, or lost its container for another reason")
     if pod.reason in NODE_REASONS or pod.reason.startswith(OUT_OF):
