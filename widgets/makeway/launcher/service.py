@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import http.client
+import io
 import json
 import threading
 import time
@@ -16,6 +17,7 @@ from urllib.parse import urlencode, urlsplit
 from .outage import Outage
 
 if TYPE_CHECKING:
+    import socket
     import ssl
 
 TIMEOUT = 20.0
@@ -23,6 +25,13 @@ TIMEOUT = 20.0
 POLL_MARGIN = 5.0
 """Seconds for the answer of a long poll, beyond those that it waits: a replica that is frozen says nothing, and the
 notice that another one has meanwhile must reach the work"""
+MAX_ANSWER = 16 * 2**20
+"""Bytes of an answer in JSON"""
+PART_BYTES = 65_536
+FILE_SECONDS = 900.0
+"""Seconds for a whole file of a job over a slow line"""
+MAX_FILE = 2**30
+"""Bytes of a file of a job; as many as the service takes with one submission at most, and more"""
 MAX_WAIT = 60.0
 """Seconds after which a request is tried again, whatever the answer asked for"""
 
@@ -31,7 +40,7 @@ TOO_FAST = 429
 """The status of an answer that only asks for patience"""
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None)  # noqa: UP033 - Python 3.8 has no functools.cache
 def _tls_context() -> ssl.SSLContext:
     """Return what all connections share: the certificates of all authorities take megabytes in each context."""
     import ssl  # an agent whose service has a plain address does without it
@@ -77,6 +86,8 @@ class Reply(NamedTuple):
     status: int
     body: bytes
     wait: float
+    sent_at: float
+    """When its request was sent, by `clock`"""
 
 
 class Service:
@@ -112,17 +123,19 @@ class Service:
 
     def file(self, digest: str) -> bytes:
         """Return the content of a file of the job."""
-        return self._checked(self._send("GET", f"files/{digest}", {}, None, "", TIMEOUT))
+        reply = self._send("GET", f"files/{digest}", {}, None, "", TIMEOUT, max_bytes=MAX_FILE)
+        self._heard(reply)
+        return self._checked(reply)
 
     def orders(self, known: str, wait: float) -> dict[str, Any]:
         """Return the orders for the worker, as soon as they are not `known`, or after `wait` seconds."""
         query = {"known": known, "wait": wait}
-        return _object(self._checked(self._send("GET", "orders", query, None, "", POLL_MARGIN + wait)))
+        return self._object(self._send("GET", "orders", query, None, "", POLL_MARGIN + wait))
 
     def post(self, what: str, value: dict[str, Any]) -> dict[str, Any]:
         """Send JSON and return the JSON that is answered."""
         body = json.dumps(value).encode()
-        result = _object(self._checked(self._send("POST", what, {}, body, "application/json", TIMEOUT)))
+        result = self._object(self._send("POST", what, {}, body, "application/json", TIMEOUT))
         if isinstance(result.get("token"), str):
             self.token, self.expired = result["token"], False
         return result
@@ -131,13 +144,20 @@ class Service:
         """Send bytes of an output; return how far the service knows it."""
         query = {"offset": offset, "dropped": str(dropped).lower()}
         reply = self._send("POST", f"outputs/{kind}", query, data, "application/octet-stream", TIMEOUT)
-        end = _object(self._checked(reply)).get("end")
+        end = self._object(reply).get("end")
         if not isinstance(end, int):
             raise Unavailable("the answer cannot be read")
         return end
 
     def _send(
-        self, method: str, what: str, query: dict[str, Any], body: bytes | None, kind: str, timeout: float
+        self,
+        method: str,
+        what: str,
+        query: dict[str, Any],
+        body: bytes | None,
+        kind: str,
+        timeout: float,
+        max_bytes: int = MAX_ANSWER,
     ) -> Reply:
         """Send one request; again on a new connection if the one that was kept open had been closed meanwhile."""
         path = f"{self._path}/{what}" + (f"?{urlencode(query)}" if query else "")
@@ -146,13 +166,8 @@ class Service:
             headers["Content-Type"] = kind
         kept = getattr(self._threads, "connection", None) is not None
         while True:
-            sent_at = clock()
             try:
-                reply = self._exchange(method, path, body, headers, timeout)
-                if 200 <= reply.status < 300:
-                    self._heard_at, self._token_unknown_since = max(self._heard_at, sent_at), None
-                    self._outage.over()
-                return reply
+                return self._exchange(method, path, body, headers, timeout, max_bytes)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self.close()
                 if not (kept and isinstance(error, (ConnectionError, http.client.RemoteDisconnected))):
@@ -160,14 +175,19 @@ class Service:
                     raise Unavailable(f"the service does not answer: {error or type(error).__name__}") from error
                 kept = False
 
-    def _exchange(self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout: float) -> Reply:
+    def _exchange(
+        self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout: float, max_bytes: int
+    ) -> Reply:
+        sent_at = clock()
         connection = self._connection(timeout)
+        seconds = max(timeout, FILE_SECONDS) if max_bytes == MAX_FILE else timeout
+        connection.response_class = functools.partial(_TimedResponse, seconds=seconds)  # type: ignore[assignment]
         connection.request(method, path, body, headers)
         response = connection.getresponse()
-        data = response.read()
+        data = _body(response, max_bytes)
         if response.will_close or response.status >= 500:  # a new connection may lead to another replica
             self.close()
-        return Reply(response.status, data, _seconds(response.headers.get("Retry-After")))
+        return Reply(response.status, data, _seconds(response.headers.get("Retry-After")), sent_at)
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
         connection: http.client.HTTPConnection | None = getattr(self._threads, "connection", None)
@@ -190,6 +210,25 @@ class Service:
         self._threads.connection = None
         if connection is not None:
             connection.close()
+
+    def _object(self, reply: Reply) -> dict[str, Any]:
+        """Return the JSON of a good answer; Unavailable for what is none, as a proxy may answer for the service."""
+        body = self._checked(reply)
+        try:
+            value = json.loads(body)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            self._outage.failed("something else answers for it")
+            raise Unavailable("the answer cannot be read")
+        self._heard(reply)
+        return value
+
+    def _heard(self, reply: Reply) -> None:
+        """Note that the service has taken a request."""
+        if 200 <= reply.status < 300:
+            self._heard_at, self._token_unknown_since = max(self._heard_at, reply.sent_at), None
+            self._outage.over()
 
     def _checked(self, reply: Reply) -> bytes:
         """Return the body of a good answer; raise what another one means."""
@@ -219,15 +258,50 @@ class Service:
         raise Unavailable(detail, reply.wait)
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    """Return the JSON of an answer; Unavailable for what is none, as a proxy may answer for the service."""
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise Unavailable("the answer cannot be read")
-    return value
+class _TimedResponse(http.client.HTTPResponse):
+    """An answer that has to arrive whole within some seconds, however its bytes drip."""
+
+    def __init__(self, sock: socket.socket, *args: Any, seconds: float, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp = io.BufferedReader(_TimedReader(sock, self.fp.detach(), seconds))
+
+
+class _TimedReader(io.RawIOBase):
+    """What comes from a socket: each part within the timeout of the socket, and all of it within some seconds."""
+
+    def __init__(self, sock: socket.socket, raw: io.RawIOBase, seconds: float) -> None:
+        self._socket = sock
+        self._raw = raw
+        self._timeout = sock.gettimeout() or TIMEOUT
+        self._ends = clock() + seconds
+
+    def readable(self) -> bool:
+        """Whether it can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read what is there; TimeoutError when the time is over."""
+        remaining = self._ends - clock()
+        if remaining <= 0:
+            raise TimeoutError("its answer did not end in time")
+        self._socket.settimeout(min(self._timeout, remaining))
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        """Close the reader of the socket, too."""
+        if not self.closed:
+            super().close()
+            self._raw.close()
+
+
+def _body(response: http.client.HTTPResponse, max_bytes: int) -> bytes:
+    """Return the body of an answer; ValueError where it is too long."""
+    length, result = response.length, bytearray()
+    while length is None and len(result) <= max_bytes and (part := response.read(PART_BYTES)):
+        result += part
+    if max(length or 0, len(result)) > max_bytes:
+        raise ValueError(f"its answer is longer than {max_bytes} bytes")
+    return bytes(result) if length is None else response.read()
 
 
 def clock() -> float:
