@@ -11,6 +11,7 @@ import pytest
 from autoscale.fleet import CLOUD, EURO
 from autoscale.fleet import machine as new_machine
 from makeway_quota.autoscale.budget import cost, count_money, gpu_cost, month_of, month_used_up, spent_by_month
+from makeway_quota.autoscale.deployment import CLUSTER
 from makeway_quota.autoscale.machine import Machine, MachineState
 
 
@@ -71,3 +72,14 @@ def test_a_month_is_used_up_before_it_is_exceeded() -> None:
     assert not month_used_up(limited, count_money(limited, [row], {}, begin + 9 * 3600))
     assert month_used_up(limited, count_money(limited, [row], {}, begin + 9.8 * 3600))
     assert count_money(limited, [row], {}, begin + 9.8 * 3600).spent_in_month < 10 * EURO
+
+
+def test_a_month_on_a_cluster_that_removes_nodes_late_is_used_up_before_it_is_exceeded() -> None:
+    """Autoscalers of clusters keep an empty node for a while, up to an hour by the alarm: it is paid for."""
+    limited = replace(CLOUD, provider=CLUSTER, monthly_budget=10 * EURO, drain_timeout=300.0)
+    begin = datetime(2026, 11, 1, tzinfo=UTC).timestamp()
+    row = machine(begin)
+    used_up = next(
+        at for at in range(0, 36_000, 60) if month_used_up(limited, count_money(limited, [row], {}, begin + at))
+    )
+    assert count_money(limited, [row], {}, begin + used_up + 300 + 3600).spent_in_month <= 10 * EURO + EURO // 60

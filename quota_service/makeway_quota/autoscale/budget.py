@@ -14,7 +14,7 @@ from typing import Literal
 from zoneinfo import ZoneInfo
 
 from .deployment import Deployment
-from .machine import Machine, MachineTimeouts
+from .machine import Machine
 
 HOUR = 3600
 MICROS_PER_UNIT = 1_000_000
@@ -94,7 +94,7 @@ def count_money(deployment: Deployment, machines: Iterable[Machine], closed: Map
 
 def max_ending_seconds(deployment: Deployment) -> float:
     """Return for how long a machine is paid for after it was decided to end it, at the most."""
-    return deployment.drain_timeout + MachineTimeouts().alarm
+    return deployment.drain_timeout + deployment.timeouts("").alarm
 
 
 def refusal(deployment: Deployment, money: Money, price: int | None, seconds: float) -> MoneyRefusal | None:
