@@ -104,6 +104,14 @@ def test_a_machine_waits_for_a_service_that_is_not_there_yet(
     wait_until(lambda: service.reports, "a report")
 
 
+def test_a_page_of_a_proxy_is_not_kept_as_the_agent(
+    service: MachineService, machines: list[Booted], tmp_path: Path
+) -> None:
+    service.replies["agent.pyz"] = [(200, {"page": "in maintenance"})]
+    machines.append(Booted(tmp_path, service.url))
+    wait_until(lambda: service.reports, "a report")
+
+
 def test_an_agent_that_is_killed_is_started_again(
     service: MachineService, machines: list[Booted], tmp_path: Path
 ) -> None:

@@ -29,9 +29,11 @@ cd "$$(dirname "$$0")" || exit 1
 umask 077
 uptime_seconds() { cut -d. -f1 /proc/uptime; }
 download() {
-    python3 -I -c 'import sys, urllib.request
+    python3 -I -c 'import sys, urllib.request, zipfile
 with urllib.request.urlopen(sys.argv[1], timeout=30) as answer, open("agent.part", "wb") as file:
-    file.write(answer.read())' $agent_url && mv agent.part agent.pyz
+    file.write(answer.read())
+if not zipfile.is_zipfile("agent.part"):
+    sys.exit("not the agent: a proxy may have answered")' $agent_url && mv agent.part agent.pyz
 }
 agent= stopping=
 trap 'stopping=1; [ -z "$$agent" ] || kill -TERM "$$agent"' TERM
