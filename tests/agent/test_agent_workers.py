@@ -177,6 +177,12 @@ def test_orders_that_cannot_be_read_end_and_start_nothing(machine: Machine, serv
         assert list(machine.workers.workers) == [KEY]
 
 
+def test_an_order_with_a_number_that_is_none_harms_no_other(service: MachineService) -> None:
+    entries = [service.worker(devices=[float("inf")]), service.worker("j-2")]
+    orders = read_orders({"revision": "1", "attempts": entries})
+    assert (set(orders.workers), orders.unreadable) == ({("j-2", 1, 0)}, {KEY})
+
+
 def test_a_process_with_the_pid_of_a_launcher_of_before_is_neither_adopted_nor_killed(machine: Machine) -> None:
     other = subprocess.Popen(["sleep", "1000"])
     machine.launchers.append(other)

@@ -83,7 +83,7 @@ class MachineFolder:
 
     def empty_trash(self) -> None:
         """Remove what was taken away; what cannot be removed stays, and is tried again the next time."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             for name in os.listdir(self.file("trash")):
                 with contextlib.suppress(OSError, RecursionError):
                     remove_tree(self.file("trash", name))

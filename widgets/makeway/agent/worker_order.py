@@ -74,7 +74,7 @@ def read_orders(response: dict[str, Any]) -> MachineOrders:
             continue
         try:
             workers[key] = _parse_order(key, entry)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             unreadable.add(key)
     return MachineOrders(
         revision=str(response.get("revision", "")),

@@ -86,6 +86,12 @@ class AgentWorker:
         """Whether its job runs, or may run still: afterwards its launcher only reports how that ended."""
         return self.may_run and not os.path.exists(os.path.join(self.folder, f"attempt-{self.key[1]}", "status.json"))
 
+    def abandon_start(self) -> None:
+        """Kill a start that is under way, with the command of a container runtime that it waits for."""
+        if self.process is not None and self.process.poll() is None and not read_record(self.folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
     def signal(self, number: int) -> None:
         """Send a signal to the launcher, if it runs."""
         with contextlib.suppress(OSError):
@@ -136,6 +142,8 @@ class MachineWorkers:
             if worker.terminated_at is None and worker.record:
                 worker.terminated_at = self._clock()
                 worker.signal(signal.SIGTERM)
+            elif not worker.record:
+                worker.abandon_start()
 
     def kill(self) -> None:
         """Kill every launcher, and what it started."""
@@ -256,6 +264,7 @@ class MachineWorkers:
 
     def _forget(self, worker: AgentWorker) -> None:
         """Remove the folder of a worker that has ended, and those above it that are empty then."""
+        worker.abandon_start()
         try:
             for name in ("json", "err", "lock"):
                 with contextlib.suppress(FileNotFoundError):
