@@ -299,6 +299,16 @@ class State:
         """Count what runs in a pool."""
         return sum(self.facts.shares(w, place).get(pool, 0) for w, place in self.held.values())
 
+    def without_awaiting(self) -> State:
+        """Return the state without work that waits for nodes which boot: it makes no work a candidate."""
+        nodes = self.facts.nodes
+        held = {
+            name: (w, place)
+            for name, (w, place) in self.held.items()
+            if w.placement or not any(placed.node in nodes and nodes[placed.node].boots for placed in place)
+        }
+        return State(self.facts, held, self.now, leaves=self.leaves)
+
     def unplanned(self) -> State:
         """Return the state without starts, moves and nominations: what held its devices before the plan, too."""
         held = {}

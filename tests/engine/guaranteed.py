@@ -23,6 +23,7 @@ def free_guaranteed_gpus_keep_cpu_and_memory(facts: Facts, plan: Plan, now: Stat
     others = [placement for name, placement in placed.items() if facts.live[name] not in mine]
     others += [facts.live[change.id].placement for change in (*plan.evict, *plan.move)]
     others += [move.to for move in plan.move]
+    others += [waiting.awaits for waiting in plan.pending]
     touched = {pool for placement in others for pool in _pools_around(facts, placement)}
     around = {w.id: _pools_around(facts, placed[w.id]) for w in mine}
     for pool in {pool for w in mine if not w.nomination for pool in around[w.id]} - touched:

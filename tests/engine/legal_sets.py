@@ -234,4 +234,4 @@ def _used(facts: Facts, state: State, w: Workload, pool: str, team: str, line: Q
     asks = w.id not in state.held and team in _names(facts, w) and line.covers(pool)
     own = facts.request(w) if asks else 0
     less = sum(u.covered(line) for u in gone if team in _names(facts, u.victim))
-    return state.usage(team, line) + own - less
+    return state.without_awaiting().usage(team, line) + own - less

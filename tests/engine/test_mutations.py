@@ -565,6 +565,18 @@ EDITS = (
         "nothing of a static quota is lent for a node that boots",
     ),
     Edit(
+        "index/ledger.py",
+        "return self.future - self.awaiting",
+        "return self.future",
+        "nothing is evicted for a node that boots",
+    ),
+    Edit(
+        "schedule.py",
+        "    cancel_moves_to_same_place(builder)\n",
+        "",
+        "what would move to where it is stays",
+    ),
+    Edit(
         "cycle/rounds.py",
         ' or cluster.settings.fair_share == "reclaim":',
         ":",

@@ -81,7 +81,7 @@ class PlanBuilder:
         """Record a start."""
         pool = allocation.pool.pool.name
         account = self.cluster.account(workload)
-        beyond = [line.future - line.quota.reserved for line in account.reserving(pool)]
+        beyond = [line.certain - line.quota.reserved for line in account.reserving(pool)]
         self.progress.over_reservation += bool([more for more in beyond if 0 < more <= allocation.milli_gpus])
         reserved, used = quota_numbers(account, pool, workload.non_preemptible and in_quota)
         values: dict[str, Number] = {

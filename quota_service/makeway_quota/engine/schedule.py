@@ -12,7 +12,7 @@ from .cycle.reasons import explain, explain_awaiting, refuse
 from .cycle.relocation import relocate
 from .cycle.rounds import MAX_ROUNDS, Rounds
 from .cycle.scaling import scale
-from .cycle.sparing import Eviction, cancel_needless_evictions
+from .cycle.sparing import Eviction, cancel_moves_to_same_place, cancel_needless_evictions
 from .index.cluster import Cluster
 from .index.groups import PendingWorkloads, WorkloadGroup
 from .plan import Plan
@@ -42,6 +42,7 @@ def decide(cluster: Cluster, groups: PendingWorkloads, why: bool = True, demand:
     _grow(cluster, builder, heads, rounds)
     if _withdraw_needless(builder, rounds, groups):
         _withdraw_needless(builder, rounds, groups)  # what was spared once, and evicted again, may be needless by now
+    cancel_moves_to_same_place(builder)
     replace_preemptors(builder)
     builder.suspend_holds()
     refused = _refuse(cluster, builder, heads)

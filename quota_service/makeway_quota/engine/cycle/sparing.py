@@ -54,6 +54,17 @@ def cancel_needless_evictions(builder: PlanBuilder, withdrawn_evictions: set[Evi
     return len(withdrawn_evictions) > before
 
 
+def cancel_moves_to_same_place(builder: PlanBuilder) -> None:
+    """Cancel the moves of victims back to the devices that they hold: the plan's last decisions left these to them."""
+    cluster = builder.cluster
+    for move in [move for move in builder.moved.values() if move.rule != "shrink"]:
+        victim, target = cluster.allocations[move.id], cluster.nominations.get(move.id)
+        if target is not None and set(target.parts) == set(victim.parts):
+            cluster.withdraw_nomination(victim.workload)
+            cluster.restore(victim)
+            builder.cancel_eviction(victim.workload)
+
+
 def _may_be_needless(builder: PlanBuilder, victim: Allocation) -> bool:
     """Whether its pools could have as many free GPUs in the future as the victim, or one more worker of it, would hold.
 

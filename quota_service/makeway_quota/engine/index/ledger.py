@@ -18,12 +18,14 @@ class LineState:
 
     `now` is what admitted work holds, `terminating` the part of it that was evicted, `nominated` what pending
     work is nominated for, `moving` the part of that which the workload still holds elsewhere until it moves,
-    `booting` the part of it on nodes that boot, `non_preemptible` what non-preemptible work holds or is nominated for.
+    `awaiting` the part of it of work that waits for nodes which boot, `booting` what that will have on these,
+    `non_preemptible` what non-preemptible work holds or is nominated for.
     """
 
     __slots__ = (
         "account",
         "allocations",
+        "awaiting",
         "booting",
         "changes",
         "moving",
@@ -38,7 +40,8 @@ class LineState:
 
     def __init__(self, account: Account, quota: QuotaLine) -> None:
         self.account, self.quota = account, quota
-        self.now = self.terminating = self.nominated = self.moving = self.booting = self.non_preemptible = 0
+        self.now = self.terminating = self.nominated = self.moving = self.awaiting = self.booting = 0
+        self.non_preemptible = 0
         self.unlent = max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))
         self.allocations: dict[str, Allocation] = {}
         """The allocations that it counts, where it has a limit: forecasts read their ends."""
@@ -51,6 +54,11 @@ class LineState:
     def future(self) -> int:
         """Return the usage once terminating work is gone and nominated work runs."""
         return self.now - self.terminating + self.nominated
+
+    @property
+    def certain(self) -> int:
+        """Return the future usage without work that waits for nodes which boot: it makes no work a candidate."""
+        return self.future - self.awaiting
 
     @property
     def taken(self) -> int:
@@ -66,10 +74,7 @@ class LineState:
             self.allocations[name] = allocation
 
     def kept_free(self, in_future: bool) -> int:
-        """Return how much of the static quota other teams' work must leave free now (`in_future`: in the future).
-
-        Nothing of it is lent for a node that is not ready yet.
-        """
+        """Return how much others must leave free now, or `in_future`; nothing is lent for a node that boots."""
         return max(0, self.unlent - (self.future - self.booting if in_future else self.now))
 
 
@@ -249,7 +254,7 @@ class Account:
         known = self._exceeds.get(pool)
         if known is None:
             lines = self.reserving(pool)
-            known = not lines or any(line.future > line.quota.reserved for line in lines)
+            known = not lines or any(line.certain > line.quota.reserved for line in lines)
             self._exceeds[pool] = known
         return known
 
@@ -357,6 +362,7 @@ class Ledger:
                 line.terminating += terminating
                 line.nominated += nominated
                 line.booting += booting
+                line.awaiting += nominated if booting else 0
                 if moving:
                     held = sum([n for name, n in moving if line.quota.covers(name)])
                     line.moving += _counted_twice(held, nominated)
@@ -418,7 +424,7 @@ class Ledger:
                 continue
             extra = amount if level in preemptor.chain else 0
             if not any(
-                ln.future - gone.get(ln, 0) + (extra if ln.quota.covers(own_pool) else 0) > ln.quota.reserved
+                ln.certain - gone.get(ln, 0) + (extra if ln.quota.covers(own_pool) else 0) > ln.quota.reserved
                 for ln in lines
             ):
                 return False

@@ -16,7 +16,7 @@ from .state.quota import allowed, in_quota
 from .victims.moves import consolidate
 from .victims.selection import Choice, select
 from .victims.victims import Preemptor, Rights, rights_of
-from .withdrawal import replace_preemptors, withdraw_superfluous
+from .withdrawal import cancel_moves_to_same_place, replace_preemptors, withdraw_superfluous
 
 MAX_WITHDRAWN = 1000
 """Starts of one plan that may be withdrawn for other workloads; then nothing is evicted until the next plan. Far more
@@ -45,6 +45,7 @@ class Cycle:
             self.rounds()  # a gang that grew has a larger share now
         if self.come_to_rest():
             self.come_to_rest()  # what was spared once, and evicted again, may be superfluous by now
+        cancel_moves_to_same_place(self.decisions)
         replace_preemptors(self.decisions)
         self.suspend_holds()
 

@@ -49,6 +49,16 @@ def withdraw_superfluous(decisions: Decisions, withdrawn_evictions: set[tuple[st
     return len(withdrawn_evictions) > before
 
 
+def cancel_moves_to_same_place(decisions: Decisions) -> None:
+    """Cancel the moves of victims back to the devices that they hold: the plan's last decisions left these to them."""
+    cluster = decisions.cluster
+    for name, eviction in list(decisions.evicted.items()):
+        if eviction.right is None and set(eviction.to) == set(cluster.running[name].parts):
+            del cluster.nominations[name], decisions.evicted[name]
+            cluster.terminating.discard(name)
+            decisions.count += 1
+
+
 def replace_preemptors(decisions: Decisions) -> None:
     """Record the workload that got a victim's devices as its preemptor, where its own preemptor does not start."""
     cluster = decisions.cluster

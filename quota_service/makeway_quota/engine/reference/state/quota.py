@@ -27,14 +27,15 @@ class Request(NamedTuple):
 class Counts(NamedTuple):
     """What counts on a line, or on a team in a pool, in milli-GPUs.
 
-    `moving` is the part of `nominated` that its workload holds elsewhere until it moves, `booting` the part that is on
-    nodes which boot.
+    `moving` is the part of `nominated` that its workload holds elsewhere until it moves, `awaiting` the part of work
+    that waits for nodes which boot, `booting` what that will have on these.
     """
 
     now: int
     terminating: int
     nominated: int
     moving: int
+    awaiting: int
     booting: int
     non_preemptible: int
 
@@ -42,6 +43,11 @@ class Counts(NamedTuple):
     def future(self) -> int:
         """Return what will count once terminating workloads are gone and nominations are used."""
         return self.now - self.terminating + self.nominated
+
+    @property
+    def certain(self) -> int:
+        """Return the future usage without work that waits for nodes which boot: it makes no work a candidate."""
+        return self.future - self.awaiting
 
     @property
     def taken(self) -> int:
@@ -79,6 +85,7 @@ def _counts(
         sum(a.amount_in(pools) for a in running if a.id in cluster.terminating),
         sum(c.amount for c in nominations),
         moving,
+        sum(c.amount for c in nominations if any(cluster.nodes[part.node].boots for part in c.parts)),
         sum(c.need.gpus for c in nominations for part in c.parts if cluster.nodes[part.node].boots),
         sum(a.amount_in(pools) for a in (*running, *nominations) if a.workload.non_preemptible),
     )
@@ -436,7 +443,7 @@ def _line_is_above(
 ) -> bool:
     more = request.amount if line.team in request.chain and line.quota.covers(pool) else 0
     more += max((counted_on(cluster, line, [item]) for item in back), default=0)
-    return counts(cluster, line).future + more - counted_on(cluster, line, gone) > line.quota.reserved
+    return counts(cluster, line).certain + more - counted_on(cluster, line, gone) > line.quota.reserved
 
 
 def counted_on(cluster: Cluster, line: TeamQuotaLine, gone: Sequence[tuple[Allocation, int]]) -> int:

@@ -377,7 +377,7 @@ class Preemptor:
         if known is None:
             pool, name = team if isinstance(team, tuple) else (self.pool.pool.name, team)
             account = self.cluster.ledger.account(name)
-            usage = tuple(line.future for level in account.chain for line in level.reserving(pool))
+            usage = tuple(line.certain for level in account.chain for line in level.reserving(pool))
             known = self._standings[team] = account.shares(pool), usage
         return known
 

@@ -110,7 +110,9 @@ class Ranking:
             self.heap_of_team, self.score_at, self.multi_team_positions, self.multi_team_best = {}, {}, set(), {}
             pools = (pool.pool.name, *pool.peer_pools)
             accounts = ledger.accounts.values()
-            self.min_usage = {ln: ln.future for account in accounts for name in pools for ln in account.reserving(name)}
+            self.min_usage = {
+                ln: ln.certain for account in accounts for name in pools for ln in account.reserving(name)
+            }
             own = "own_team" in preemptor.rights
             hosting = (node.position for node in pool.nodes if node.allocations or node.host_peers)
             positions = set(preemptor.where()) if own else set(hosting)
@@ -165,11 +167,11 @@ class Ranking:
         lines: list[LineState] = []
         for account in set(changed):
             mine = [line for level in account.chain for pool in pools for line in level.reserving(pool)]
-            if any(line.future > self.min_usage[line] for line in mine):
+            if any(line.certain > self.min_usage[line] for line in mine):
                 grown.append(account)
             lines += mine
         for line in lines:
-            self.min_usage[line] = line.future
+            self.min_usage[line] = line.certain
         return grown
 
     def _push_score(self, position: int, team: Team, plain: Key, victims: Victims | None) -> None:
