@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from makeway_quota.autoscale.document import read_deployment, schema
+from makeway_quota.autoscale.document import DeploymentTable, TypeTable, read_deployment, schema
 from makeway_quota.autoscale.provider import Denied, Throttled
 from makeway_quota.wording.machines import readable
 from web.portal import API, EVIL, PREFIX, Portal
@@ -28,7 +28,13 @@ max_machines: 7
 paused: true
 timezone: Europe/Berlin
 drain_timeout: 5m
+orphan_after: 20m
+poll_interval: 20
+request_timeout: 100
 lost_after: 90
+visibility: 200
+priority: 3
+moves: {{every: 2h, headroom: 4, most: 1}}
 machine_types:
   - name: gpu-2
     pool: gpu
@@ -36,6 +42,13 @@ machine_types:
     gpus: 2
     cpu: 1.5
     memory: 60Gi
+    model: H100
+    image: example.org/train:1
+    idle_timeout: 5m
+    spin_up_timeout: 900
+    init_script: |
+      echo one
+      echo two
     zones: [eu-1a, "1"]
     market: spot_first
     price: 3.10
@@ -96,6 +109,7 @@ async def test_a_deployment_is_created_edited_and_duplicated_in_the_form(web: Po
     assert (copied["f.name"], copied["version"], copied["f.hour"]) == ("cloud-2", "0", "6.50")
     stale = check(await browser.post(FORM, data=sent | confirmed(first)), 409)
     assert "was edited, but it has version 1" in words(stale)
+    assert f'href="{FORM}?name=cloud"' in stale, "what was saved meanwhile is one press away"
     assert typed(stale) == CLOUD, "what was typed is kept"
 
 
@@ -193,6 +207,10 @@ async def test_fields_and_documents_are_the_same_both_ways(web: Portal) -> None:
         await press("save", fields(asked) | confirmed(asked))
 
     whole = WHOLE.format(evil=EVIL.replace("'", "''"))
+    left_out = {field for field in DeploymentTable.known() if not re.search(rf"^{field}:", whole, re.MULTILINE)}
+    left_out |= {field for field in TypeTable.known() if not re.search(rf"^  [- ] {field}:", whole, re.MULTILINE)}
+    clouds = {"accelerator", "disk", "machine_image", "security_groups", "subnets"}
+    assert left_out == clouds, "the document has every field but those that only machines of a cloud have"
     await saved(web, whole)
     sent = fields(check(await browser.get(f"{FORM}?name=whole")))
     await save(

@@ -157,13 +157,14 @@ class TypeTable(Table):
     memory: Mib = Field(
         0, description="Memory of a machine for work, such as 60Gi; 0: unlimited when machines are sized"
     )
-    model: Title = Field("", description="The model of its GPUs, for people")
+    model: Title = Field("", description="Model of its GPUs, shown on the pages, such as H100")
     zones: Many[Label] = Field(("",), description="Zones to try, in order; default: the provider's choice")
     market: Markets = Field(
         "on_demand", description="on_demand, spot, or spot_first: on-demand where no spot machine is to be had"
     )
     price: Amount | None = Field(
-        None, description="Price of an hour on demand; with a budget, none is launched without"
+        None,
+        description="Price of a machine for an hour on demand; with a budget, no type without a price is launched",
     )
     spot_price: Amount | None = Field(
         None,
@@ -213,23 +214,30 @@ class DeploymentTable(Table):
 
     version: Version = Field(1, description="Version of the format; 1")
     name: Name = Field(description="Name of the deployment, also the tag of its machines at the provider")
-    title: Title = Field("", description="What people read")
+    title: Title = Field("", description="Title on the pages, instead of the name")
     provider: Literal["aws", "gcp", "kubernetes", "local", "memory"] = Field(
         description="`aws`: Amazon EC2; `gcp`: Google Compute Engine; `kubernetes`: nodes that the cluster's own "
         "autoscaler adds; `local`: processes of this machine, for tests and the demo; `memory`: for tests"
     )
     settings: Annotated[Texts, AfterValidator(_no_secrets)] = Field(
-        default_factory=dict, description="What the provider needs besides, such as a region; no secrets"
+        default_factory=dict,
+        description="What the provider needs besides, such as a region: each has its own list below; no secrets",
     )
-    currency: Annotated[str, AfterValidator(_currency)] = Field("EUR", description="Currency of all prices: a label")
+    currency: Annotated[str, AfterValidator(_currency)] = Field(
+        "EUR", description="Currency of all prices and budgets, as three letters; nothing is converted"
+    )
     hourly_budget: Amount | None = Field(
         None, alias="hour", description="Budget: what all machines together may cost in an hour"
     )
     monthly_budget: Amount | None = Field(
         None, alias="month", description="Budget of a calendar month; when it is used up, machines are ended"
     )
-    max_machines: Annotated[int, count("machines", 10_000)] = Field(10, description="Machines of all types, at most")
-    paused: Flag = Field(False, description="Launch nothing, and end what runs after a notice")
+    max_machines: Annotated[int, count("machines", 10_000)] = Field(
+        10, description="Machines of all types together, at most"
+    )
+    paused: Flag = Field(
+        False, description="Launch nothing, and end machines that run, once their jobs had time to save"
+    )
     timezone: Annotated[str, AfterValidator(_timezone)] = Field("UTC", description="Time zone of schedules and months")
     drain_timeout: Seconds = Field(
         300.0, description="Seconds for which work may save when its machine is ended for a pause or the budget"

@@ -119,6 +119,7 @@ async def save(
     try:
         saved = await services.deployments.save(visitor.caller, DeploymentRequest(document=typed.text, version=version))
     except MakewayError as error:
+        known["stored"] = read_deployment(typed.text).name if error.status == 409 else ""
         return await _form(request, visitor, typed, status=error.status, problem=error.message, check=check, **known)
     return _to(request, saved.name)
 
@@ -255,7 +256,7 @@ def _typed_fields(original: str, form: Iterable[tuple[str, Any]]) -> _Typed:
 
 
 async def _form(request: Request, visitor: Visitor, typed: _Typed, status: int = 200, **values: Any) -> Response:
-    known: dict[str, Any] = {"check": None, "problem": None, "confirmation": None, "name": ""} | values
+    known: dict[str, Any] = {"check": None, "problem": None, "confirmation": None, "name": "", "stored": ""} | values
     check: PolicyCheck | None = known["check"]
     issues = check.issues if check else []
     form, others = (None, issues) if typed.values is None else form_of(typed.values, issues)
