@@ -14,10 +14,10 @@ from cryptography.x509.oid import NameOID
 class Authority:
     """A certificate authority that issues certificates of servers into a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "authority of the test") -> None:
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = _name("authority of the test")
+        self._name = _name(name)
         certificate = _builder(self._name, self._name, self._key.public_key()).add_extension(
             x509.BasicConstraints(ca=True, path_length=0), critical=True
         )

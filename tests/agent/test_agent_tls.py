@@ -43,6 +43,20 @@ def test_an_agent_sends_its_token_to_no_service_whose_certificate_it_cannot_veri
     assert not service.requests
 
 
+def test_an_agent_trusts_an_authority_that_is_added_while_it_runs(
+    machine: TestMachine, service: MachineService, tmp_path: Path
+) -> None:
+    authority, earlier = Authority(tmp_path), Authority(tmp_path, "earlier authority")
+    service.encrypt(authority.issue("localhost"))
+    (tmp_path / "authority.pem").write_bytes(earlier.pem)
+    machine.env["SSL_CERT_FILE"] = str(tmp_path / "authority.pem")
+    machine.start()
+    wait_until(lambda: "has not joined" in machine.log(), "what the agent says of it")
+    (tmp_path / "authority.pem").write_bytes(earlier.pem + authority.pem)
+    machine.joined()
+    assert len(service.joins) == 1
+
+
 def test_all_connections_of_a_process_share_one_tls_context(monkeypatch: pytest.MonkeyPatch) -> None:
     contexts = []
     create = ssl.create_default_context

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from makeway_quota.backends.local import folder_tree
+from makeway_quota.backends.local.folder_tree import remove_tree, tree_bytes
 from makeway_quota.backends.local.jobdir import Layout
 
 
@@ -97,3 +100,65 @@ def test_folders_without_write_permission_are_removed() -> None:
         assert list(layout.jobs.iterdir()) == []
     finally:
         subprocess.run(["rm", "-rf", str(state)], check=True)
+
+
+def test_a_folder_of_any_shape_is_measured_with_a_handful_of_open_files(tmp_path: Path) -> None:
+    (tmp_path / "top").mkdir()
+    deep = os.open(tmp_path / "top", os.O_RDONLY)
+    for _ in range(20):  # a path above 4,095 bytes, with many folders at its end
+        os.mkdir("n" * 240, dir_fd=deep)
+        deeper = os.open("n" * 240, os.O_RDONLY, dir_fd=deep)
+        os.close(deep)
+        deep = deeper
+    for number in range(300):
+        os.mkdir(f"{number}", dir_fd=deep)
+        os.close(os.open(f"{number}/file", os.O_CREAT, dir_fd=deep))
+    os.close(deep)
+    code = (
+        "import os, resource, sys; from pathlib import Path\n"
+        "from makeway_quota.backends.local.folder_tree import tree_bytes\n"
+        "used = len(os.listdir('/proc/self/fd')); resource.setrlimit(resource.RLIMIT_NOFILE, (used + 5,) * 2)\n"
+        "print(tree_bytes(Path(sys.argv[1])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "top")], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "0\n", done.stderr
+    remove_tree(tmp_path / "top")
+
+
+def test_a_lack_of_open_files_is_an_error_and_no_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(OSError, match="too many open files"):
+        tree_bytes(tmp_path)
+
+
+@pytest.mark.parametrize("moved", ["a/b", "a"])
+def test_folders_that_move_while_they_are_measured_hide_no_others(
+    moved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top, other = tmp_path / "top", tmp_path / "other"
+    for folder in ("a/b/c", "a/z", "z"):
+        (top / folder).mkdir(parents=True)
+        (top / folder / "file").write_bytes(b"x" * 100_000)
+    other.mkdir()
+    handles = len(os.listdir("/proc/self/fd"))
+    scan, scanned = folder_tree._scan, list[str]()
+
+    def move(folder: int) -> tuple[int, list[str]]:
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{folder}"))
+        scanned.append(name)
+        total, names = scan(folder)
+        if name == "c":
+            (top / moved).rename(other / "moved")
+        return total, sorted(names, reverse=True)
+
+    monkeypatch.setattr(folder_tree, "_scan", move)
+    total = tree_bytes(top)
+    assert total >= 200_000
+    assert (top / "z").exists()
+    assert scanned.count("c") == 1
+    assert len(os.listdir("/proc/self/fd")) == handles

@@ -127,7 +127,9 @@ def _used_at(machine: Machine, moment: StepTime) -> float:
 
 def _outdated(deployment: Deployment, machine: Machine, now: float) -> DrainReason | None:
     machine_type = deployment.type(machine.type)
-    if machine_type is None or (machine_type.pool, machine_type.gpus) != (machine.pool, machine.gpus):
+    if machine_type is None or machine_type.pool != machine.pool:
+        return "removed"
+    if machine_type.gpus != machine.gpus and not machine.starting:  # a launch goes on, or one need had two machines
         return "removed"
     old = (
         machine_type.max_age is not None and now - (machine.launched_at or machine.requested_at) > machine_type.max_age

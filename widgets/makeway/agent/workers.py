@@ -312,7 +312,8 @@ def kill_leftovers(folder: str) -> list[int]:
 
 def remove_credentials(folder: str, attempt: int) -> None:
     """Remove the credentials that a killed launcher has left; links that the job has made are not followed."""
-    flags, opened = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, list[int]()
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    opened: list[int] = []
     try:
         opened.append(os.open(folder, flags))
         opened.append(os.open(f"attempt-{attempt}", flags, dir_fd=opened[0]))

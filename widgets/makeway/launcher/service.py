@@ -170,6 +170,8 @@ class Service:
                 return self._exchange(method, path, body, headers, timeout, max_bytes)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self.close()
+                if self._secure and "CERTIFICATE_VERIFY_FAILED" in str(error):
+                    _tls_context.cache_clear()  # the file of the authorities may have a new one meanwhile
                 if not (kept and isinstance(error, (ConnectionError, http.client.RemoteDisconnected))):
                     self._outage.failed(str(error) or type(error).__name__)
                     raise Unavailable(f"the service does not answer: {error or type(error).__name__}") from error

@@ -6,41 +6,116 @@ same way on other machines, where nothing but the standard library is there.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
-MAX_PATH = 3000
-"""Characters of a path, of which the system takes 4,095 bytes at most; with longer ones a folder is opened first"""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def tree_bytes(path: Path) -> int:
-    """Return the bytes on disk of all files below a folder; of those with several names, each name counts."""
-    total, opened = 0, list[int]()
-    waiting = [str(path)]
+    """Return the bytes on disk of all files below a folder; of those with several names, each name counts.
+
+    One folder is open at a time, and two for a moment. OSError where the system has no handle left for it.
+    """
+    if (here := _open_folder(str(path))) < 0:
+        return 0
     try:
-        while waiting:
-            folder = waiting.pop()
-            if len(folder.encode(errors="surrogateescape")) > MAX_PATH:
-                try:
-                    opened.append(os.open(folder, FOLDER))
-                except OSError:
+        total, names = _scan(here)
+        levels = [_Level(str(path), _identity(here), names)]
+        while levels:
+            if names := levels[-1].waiting:
+                name = names.pop()
+                if (inner := _open_folder(name, here)) < 0:
                     continue
-                folder = f"/proc/self/fd/{opened[-1]}"
-            with suppress(OSError), os.scandir(folder) as entries:
-                for entry in entries:
-                    with suppress(OSError):
-                        if entry.is_dir(follow_symlinks=False):
-                            waiting.append(entry.path)
-                        else:
-                            total += entry.stat(follow_symlinks=False).st_blocks * 512
+                os.close(here)
+                here = inner
+                size, names = _scan(here)
+                total += size
+                levels.append(_Level(name, _identity(here), names))
+            elif levels.pop() and levels:
+                outer = _open_folder("..", here)
+                os.close(here)
+                here = outer
+                if here < 0 or _identity(here) != levels[-1].identity:  # it was moved meanwhile, or is closed to us
+                    if here >= 0:
+                        os.close(here)
+                    here = -1
+                    here = _reopen(levels)
+        return total
     finally:
-        for handle in opened:
-            os.close(handle)
-    return total
+        if here >= 0:
+            os.close(here)
+
+
+class _Level(NamedTuple):
+    """A folder on the way from the top to the one that is open."""
+
+    name: str
+    identity: tuple[int, int]
+    waiting: list[str]
+    """The folders in it that are not measured yet"""
+
+
+def _reopen(levels: list[_Level]) -> int:
+    """Return a handle of the last of these levels that is where it was, and drop those behind it; -1 where none is."""
+    current = -1
+    try:
+        for depth, level in enumerate(levels):
+            inner = _open_folder(level.name, current if depth else None)
+            if inner < 0 or _identity(inner) != level.identity:
+                del levels[depth:]
+                if inner >= 0:
+                    os.close(inner)
+                break
+            if current >= 0:
+                os.close(current)
+            current = inner
+    except OSError:
+        if current >= 0:
+            os.close(current)
+        raise
+    return current
+
+
+def _scan(folder: int) -> tuple[int, list[str]]:
+    """Return the bytes of the files in a folder, and the names of the folders in it."""
+    total, names = 0, list[str]()
+    with _what_goes(), os.scandir(folder) as entries:
+        for entry in entries:
+            with _what_goes():
+                if entry.is_dir(follow_symlinks=False):
+                    names.append(entry.name)
+                else:
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
+    return total, names
+
+
+def _open_folder(name: str, inside: int | None = None) -> int:
+    """Return a handle of a folder, which a link is not; -1 for what is gone or closed to this process."""
+    handle = -1
+    with _what_goes():
+        handle = os.open(name, FOLDER, dir_fd=inside)
+    return handle
+
+
+def _identity(folder: int) -> tuple[int, int]:
+    status = os.fstat(folder)
+    return status.st_dev, status.st_ino
+
+
+@contextmanager
+def _what_goes() -> Iterator[None]:
+    """Pass over what a job removes or closes meanwhile; a lack of handles is no reason to count less."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
 
 
 def remove_tree(path: Path) -> None:

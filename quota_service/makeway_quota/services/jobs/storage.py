@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from makeway_api.models import (
@@ -135,8 +136,9 @@ class StorageService:
     def _measured(self, id: str) -> dict[str, int]:
         """Return the bytes of a job by kind, its folder as it is now."""
         store, backend = self._context.store, self._context.backend
-        if (folder := backend.folder_bytes(id)) is not None:
-            store.accounts.measured({id: folder}, self._context.clock())
+        with suppress(OSError):  # such as too many open files: the newest known size is shown
+            if (folder := backend.folder_bytes(id)) is not None:
+                store.accounts.measured({id: folder}, self._context.clock())
         return store.job_sizes.of(id)
 
     async def delete_output(self, caller: Caller, id: str, attempt: int) -> StorageDeleted:
