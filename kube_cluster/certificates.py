@@ -21,16 +21,16 @@ MASTERS = "system:masters"
 
 
 class Authority:
-    """The certificate authority of one cluster; `folder` has every file that it made."""
+    """A certificate authority, such as that of one cluster; `folder` has every file that it made."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "makeway-kube") -> None:
         self.folder = folder
         folder.mkdir(mode=0o700)
         self._key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "makeway-kube")])
+        issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
         self._certificate = (
-            _builder(name, name, self._key.public_key())
+            _builder(issuer, issuer, self._key.public_key())
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
             .add_extension(usage, critical=True)
             .sign(self._key, hashes.SHA256())

@@ -14,6 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from makeway_quota.agent_program import agent_program
 
+from kube_cluster.certificates import Authority
+
 MACHINE = "m-1"
 JOIN_TOKEN = "m-1.secret-of-the-join"
 HOLD_SECONDS = 2.0
@@ -57,12 +59,12 @@ class MachineService(ThreadingHTTPServer):
     def url(self) -> str:
         return f"{self.scheme}://{self.host}:{self.server_port}/prefix"
 
-    def encrypt(self, certificate: str, host: str = "localhost") -> None:
-        """Speak TLS from now on, with the certificate and key of a file; each connection greets in its own thread."""
+    def encrypt(self, authority: Authority, named: str = "localhost") -> None:
+        """Speak TLS from now on, as a host of this name; each connection greets in its own thread."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate)
+        context.load_cert_chain(*authority.server_certificate("server", named, [named]))
         self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
-        self.scheme, self.host = "https", host
+        self.scheme, self.host = "https", "localhost"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Write no trace of a client that has ended."""

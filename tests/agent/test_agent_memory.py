@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent.certificates import Authority
 from agent.machine_service import MachineService
 from agent.machines import TestMachine
 from pods import wait_until
+
+from kube_cluster.certificates import Authority
 
 MB = 1_000_000
 DEBIAN = "/usr/bin/python3"
@@ -29,10 +30,10 @@ def test_the_memory_of_an_agent_that_has_run_jobs_is_bounded(
     scheme: str, most: int, machine: TestMachine, service: MachineService, tmp_path: Path
 ) -> None:
     if scheme == "https":
-        authority = Authority(tmp_path)
-        service.encrypt(authority.issue("localhost"))
+        authority = Authority(tmp_path / "authority")
+        service.encrypt(authority)
         trusted = Path(SYSTEM_BUNDLE).read_bytes() if os.access(SYSTEM_BUNDLE, os.R_OK) else b""
-        (tmp_path / "trusted.pem").write_bytes(trusted + authority.pem)  # the public authorities count, too
+        (tmp_path / "trusted.pem").write_bytes(trusted + authority.file.read_bytes())  # as on a machine
         machine.env["SSL_CERT_FILE"] = str(tmp_path / "trusted.pem")
     service.join_answer = {"init_script": "head -c 20000000 /dev/zero | tr '\\0' x"}
     names = [f"j-{number}" for number in range(4)]

@@ -6,19 +6,20 @@ import ssl
 from pathlib import Path
 
 import pytest
-from agent.certificates import Authority
 from agent.machine_service import MachineService
 from agent.machines import TestMachine
 from makeway.launcher import service as launcher_service
 from pods import wait_until
 
+from kube_cluster.certificates import Authority
+
 
 def test_an_agent_trusts_the_authorities_of_the_file_that_its_environment_gives(
     machine: TestMachine, service: MachineService, tmp_path: Path
 ) -> None:
-    authority = Authority(tmp_path)
-    service.encrypt(authority.issue("localhost"))
-    (tmp_path / "authority.pem").write_bytes(authority.pem)
+    authority = Authority(tmp_path / "authority")
+    service.encrypt(authority)
+    (tmp_path / "authority.pem").write_bytes(authority.file.read_bytes())
     machine.env["SSL_CERT_FILE"] = str(tmp_path / "authority.pem")
     machine.start()
     machine.joined()
@@ -33,9 +34,11 @@ def test_an_agent_trusts_the_authorities_of_the_file_that_its_environment_gives(
 def test_an_agent_sends_its_token_to_no_service_whose_certificate_it_cannot_verify(
     host: str, trusted: bool, message: str, machine: TestMachine, service: MachineService, tmp_path: Path
 ) -> None:
-    authority = Authority(tmp_path)
-    service.encrypt(authority.issue(host))
-    (tmp_path / "authority.pem").write_bytes((authority if trusted else Authority(tmp_path)).pem)
+    authority = Authority(tmp_path / "authority")
+    service.encrypt(authority, host)
+    (tmp_path / "authority.pem").write_bytes(
+        (authority if trusted else Authority(tmp_path / "other")).file.read_bytes()
+    )
     machine.env["SSL_CERT_FILE"] = str(tmp_path / "authority.pem")
     machine.start()
     wait_until(lambda: "has not joined" in machine.log(), "what the agent says of it")
@@ -46,13 +49,13 @@ def test_an_agent_sends_its_token_to_no_service_whose_certificate_it_cannot_veri
 def test_an_agent_trusts_an_authority_that_is_added_while_it_runs(
     machine: TestMachine, service: MachineService, tmp_path: Path
 ) -> None:
-    authority, earlier = Authority(tmp_path), Authority(tmp_path, "earlier authority")
-    service.encrypt(authority.issue("localhost"))
-    (tmp_path / "authority.pem").write_bytes(earlier.pem)
+    authority, earlier = Authority(tmp_path / "authority"), Authority(tmp_path / "earlier", "earlier authority")
+    service.encrypt(authority)
+    (tmp_path / "authority.pem").write_bytes(earlier.file.read_bytes())
     machine.env["SSL_CERT_FILE"] = str(tmp_path / "authority.pem")
     machine.start()
     wait_until(lambda: "has not joined" in machine.log(), "what the agent says of it")
-    (tmp_path / "authority.pem").write_bytes(earlier.pem + authority.pem)
+    (tmp_path / "authority.pem").write_bytes(earlier.file.read_bytes() + authority.file.read_bytes())
     machine.joined()
     assert len(service.joins) == 1
 
