@@ -182,7 +182,7 @@ async def test_each_field_explains_itself_to_pointer_keyboard_and_screen_reader(
     async with site(tmp_path, "", WITH_CLOUD) as world, administrator(world.address) as page:
         await page.goto(f"{world.address}deployment-form")
         help = page.get_by_role("button", name="Help: Price", exact=True)
-        told = "Price of an hour on demand; with a budget, none is launched without"
+        told = "Price of a machine for an hour on demand; with a budget, no type without a price is launched"
         await help.hover()
         await expect(page.get_by_role("tooltip")).to_have_text(told)
         await page.mouse.move(0, 0)

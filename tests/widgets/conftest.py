@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 from job_process import VARIABLES, environment, fresh
 from makeway import connection
+from makeway.checkpointing import folder
 from makeway_api.client import Client
 from makeway_quota.store.store import Store
 from makeway_quota.web.server.http_server import server_config
@@ -121,6 +122,7 @@ def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType
     """Return a fresh `makeway.checkpoint` outside of a job, in an empty directory."""
     for name in (*VARIABLES, "MAKEWAY_SIGNAL", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(folder, "_REPORTED", set())
     monkeypatch.chdir(tmp_path)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
     yield fresh()

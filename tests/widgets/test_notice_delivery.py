@@ -458,7 +458,7 @@ while not checkpoint.requested():
     time.sleep(0.01)
 with checkpoint.saving(4) as folder:
     (folder / "state").write_text("ha")
-    print("in its save: pid", os.getpid(), flush=True)
+    print(f"process {os.getpid()} is in its save", flush=True)
     wait_for(sys.argv[1])
     (folder / "state").write_text("whole")
 checkpoint.stop()
@@ -469,8 +469,8 @@ def twice(container: Container, to: str, grace: float) -> subprocess.Popen[bytes
     """Return a job that has got its notice and, in the save that follows, two more signals: its launcher, or itself."""
     process = job(container, TWICE, str(container.root / "go"), grace=grace)
     process.send_signal(signal.SIGTERM)
-    container.until("log", "in its save: pid")
-    (pid,) = re.findall(r"in its save: pid (\d+)\n", container.file("log").read_text())
+    container.until("log", "is in its save")
+    (pid,) = re.findall(r"process (\d+) is in its save", container.file("log").read_text())
     for _ in range(2):
         os.kill(process.pid if to == "launcher" else int(pid), signal.SIGTERM)
         time.sleep(0.5)
