@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from makeway_quota.store import Conflict, Store, StoreError, TooMany, open_store
 from makeway_quota.store.database import database
+from makeway_quota.store.errors import RowRefused
 from makeway_quota.store.records import Attempt, Cap, Change, NewDecision, NewWorkload
 from makeway_quota.values import Notice, Place
+from sqlalchemy import text
 
 NASTY = [
     "",
@@ -234,6 +236,15 @@ def test_readiness_follows_the_last_write_and_waits_for_no_lock(
         assert store.failure() is None, "asked while a write is under way"
     store.close()
     assert heard == ["a commit"], "an empty write is no news"
+
+
+def test_a_row_that_is_refused_does_not_make_the_database_count_as_failing(store: Store, job) -> None:
+    store.probe()
+    store.add_workload(job("there"), now=1.0)
+    again = text("INSERT INTO workloads SELECT * FROM workloads WHERE id = 'there'")
+    with pytest.raises(RowRefused), store._database.write() as connection:
+        connection.execute(again)
+    assert store.failure() is None
 
 
 @pytest.mark.parametrize(

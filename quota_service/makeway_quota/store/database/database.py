@@ -35,7 +35,12 @@ from .connections import migrating_engine, postgres_engine
 from .reserve import Reserve
 
 log = logging.getLogger(__name__)
-BUSY_SECONDS = 10
+BUSY_SECONDS = 10.0
+"""Seconds that a write waits in all, for writes of this process and for a lock that another one holds"""
+FAILING_BUSY_SECONDS = 1.0
+"""The same for a lock while writes fail: one after the other tries it, and each is answered soon"""
+FAILING_QUEUE_SECONDS = 0.1
+"""Seconds that a write waits for the one that tries it then"""
 PRAGMAS = ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=FULL", "journal_size_limit=67108864")
 """`auto_vacuum` comes first: it counts only before an empty file is written to."""
 
@@ -127,9 +132,10 @@ class Database:
         `durable`: once this returns, the commit survives a power cut.
 
         OutcomeUnknown when the connection broke during COMMIT and the server cannot be asked what became of it; the
-        listeners are called later then, before the next write, if it was committed.
+        listeners are called later then, before the next write, if it was committed. Any other StoreError: nothing was
+        written. A write that cannot begin within `BUSY_SECONDS` is one.
         """
-        with self._explained(), self._writing, self._wrote.watched():
+        with self._explained(), self._turn() as busy_seconds, self._wrote.watched():
             self._resolve_first()
             if self.reserve is not None:
                 self.reserve.before_write()
@@ -137,7 +143,7 @@ class Database:
             try:
                 with self._connected() as plain:
                     connection = plain.execution_options(
-                        makeway_writes="FULL" if durable or self._durable else "NORMAL"
+                        makeway_writes="FULL" if durable or self._durable else "NORMAL", makeway_busy=busy_seconds
                     )
                     with connection.begin():
                         if not self.sqlite:
@@ -153,6 +159,24 @@ class Database:
             else:
                 if not quiet:
                     self._call_listeners(changed)
+
+    @contextmanager
+    def _turn(self) -> Iterator[float]:
+        """Wait for this process's other writes; yield the seconds that may be spent on a lock of another process.
+
+        A thread lock is not fair: without a bound some wait for as long as the writes before them fail.
+        """
+        failing = self._wrote.failure() is not None
+        queue = FAILING_QUEUE_SECONDS if failing else BUSY_SECONDS
+        began = time.monotonic()
+        if not self._writing.acquire(timeout=queue):
+            place = self.url.render_as_string(hide_password=True)
+            raise StoreError(f"the database {place} is busy: another write has taken {queue:g} s and more")
+        try:
+            rest = BUSY_SECONDS - (time.monotonic() - began)
+            yield FAILING_BUSY_SECONDS if self._wrote.failure() is not None else max(FAILING_BUSY_SECONDS, rest)
+        finally:
+            self._writing.release()
 
     def _outcome(self, error: DBAPIError) -> bool:
         """Whether the COMMIT that ended with this error counts; OutcomeUnknown if the server cannot be asked."""
@@ -290,6 +314,8 @@ class WriteHealth:
             yield
             self._failed = None
             self._ended = time.monotonic()
+        except (DataError, IntegrityError):  # of one row: others can be written
+            raise
         except DBAPIError as error:
             self._failed = str(error.orig).strip().partition("\n")[0]
             raise
@@ -389,6 +415,8 @@ def engine_for(url: URL, *, migrating: bool = False) -> Engine:
     def started_now(connection: Connection) -> None:
         synchronous = connection.get_execution_options().get("makeway_writes", "FULL" if migrating else "")
         if synchronous:
+            busy_seconds = connection.get_execution_options().get("makeway_busy", BUSY_SECONDS)
+            connection.exec_driver_sql(f"PRAGMA busy_timeout={round(busy_seconds * 1000)}")
             connection.exec_driver_sql(f"PRAGMA synchronous={synchronous}")
         connection.exec_driver_sql("BEGIN IMMEDIATE" if synchronous else "BEGIN")
 
