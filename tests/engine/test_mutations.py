@@ -64,8 +64,8 @@ EDITS = (
     ),
     Edit(
         "index/ledger.py",
-        "return self.now + self.nominated - self.moving",
-        "return self.now + self.nominated",
+        "return self.usage + self.nominated - self.moving",
+        "return self.usage + self.nominated",
         "who moves counts once on its reservation",
     ),
     Edit(
@@ -76,8 +76,8 @@ EDITS = (
     ),
     Edit(
         "index/ledger.py",
-        "used = line.future if in_future else max(line.now, line.future)",
-        "used = line.now",
+        "used = line.future_usage if in_future else max(line.usage, line.future_usage)",
+        "used = line.usage",
         "nominations count on the limit",
     ),
     Edit(
@@ -560,14 +560,14 @@ EDITS = (
     ),
     Edit(
         "index/ledger.py",
-        "self.future - self.booting if in_future",
-        "self.future if in_future",
+        "self.future_usage - self.booting if in_future",
+        "self.future_usage if in_future",
         "nothing of a static quota is lent for a node that boots",
     ),
     Edit(
         "index/ledger.py",
-        "return self.future - self.awaiting",
-        "return self.future",
+        "return self.future_usage - self.awaiting",
+        "return self.future_usage",
         "nothing is evicted for a node that boots",
     ),
     Edit(

@@ -10,7 +10,7 @@ from .index.cluster_state import ClusterState
 from .index.devices import devices_of
 from .index.groups import WorkloadGroup
 from .index.hosts import shortage_on
-from .index.ledger import Account
+from .index.ledger import Account, LineState
 from .index.nodes import Allocation, NodeState, PoolState, WorkerPlacement, placement_of
 from .index.pending import Pending, PendingGroup
 from .placement.together import Search
@@ -423,11 +423,12 @@ def quota_numbers(account: Account, pool: str, non_preemptible: bool) -> tuple[i
     if guarantor is None:
         return 0, account.used_in_pool.get(pool, 0)
     lines = guarantor.reserving(pool)
-    line = min(
-        lines,
-        key=lambda ln: (ln.quota.reserved - (ln.non_preemptible if non_preemptible else ln.future), ln.quota.pools),
-    )
-    return line.quota.reserved, line.non_preemptible if non_preemptible else line.future
+
+    def used(line: LineState) -> int:
+        return line.non_preemptible if non_preemptible else line.future_usage
+
+    line = min(lines, key=lambda ln: (ln.quota.reserved - used(ln), ln.quota.pools))
+    return line.quota.reserved, used(line)
 
 
 def _shared_host_facts(preemptor: Preemptor, victim: Victim, victims: Sequence[Victim]) -> Facts:

@@ -103,7 +103,7 @@ class Accounting:
 
     def _record(self, team: str, amounts: Iterable[tuple[str, int]], sign: int) -> None:
         for pool, amount in amounts:
-            self._ledger.record(self._ledger.account(team), pool, False, "", now=sign * amount)
+            self._ledger.record(self._ledger.account(team), pool, False, "", usage=sign * amount)
 
     def advance(self) -> None:
         """Carry the histories forward to now."""

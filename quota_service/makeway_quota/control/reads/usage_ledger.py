@@ -80,7 +80,7 @@ class UsageLedger:
     def _count(self, record: Record, sign: int) -> None:
         account = self._ledger.account(record.team)
         for pool, amount in record.amounts:
-            self._ledger.record(account, pool, record.non_preemptible, "", now=sign * amount)
+            self._ledger.record(account, pool, record.non_preemptible, "", usage=sign * amount)
             self._ledger.changed.clear()
             add_usage(self._used, account, pool, sign * amount if record.non_preemptible else 0, sign * amount)
 

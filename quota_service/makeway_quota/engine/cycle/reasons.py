@@ -247,14 +247,14 @@ def _not_allowed(cluster: Cluster, group: WorkloadGroup, pool: PoolState) -> Rea
         return Reason("never_over_quota", "over_quota", (fact,), _quota(amount, used, reserved))
     line = cluster.ledger.over_limit(account, name, amount) if amount else None
     if line is not None and line.quota.limit is not None:
-        used, limit = max(line.now, line.future), line.quota.limit
+        used, limit = max(line.usage, line.future_usage), line.quota.limit
         numbers: dict[str, Number] = {"needs": from_milli(amount), "uses": from_milli(used), "limit": from_milli(limit)}
         numbers["team"] = line.account.team.name
-        code = "limit_with_nominations" if line.future > line.now else "limit"
+        code = "limit_with_nominations" if line.future_usage > line.usage else "limit"
         return Reason("limit", "limit", (Fact(code, {**_request(group), **numbers}),), numbers)
     capacity = pool.pool.capacity
     if capacity is not None and amount and cluster.over_capacity(pool, amount):
-        used = max(cluster.pool_now[name], cluster.pool_future[name])
+        used = max(cluster.pool_usage[name], cluster.future_pool_usage[name])
         numbers = {
             "needs": from_milli(amount),
             "uses": from_milli(used),
@@ -298,7 +298,7 @@ def _held(cluster: Cluster, builder: PlanBuilder, group: WorkloadGroup, pool: Po
         code = "held_limit"
         values |= {
             "team": line.account.team.name,
-            "uses": from_milli(line.now),
+            "uses": from_milli(line.usage),
             "limit": from_milli(line.quota.limit),
         }
     return Reason("held", "starvation", (Fact(code, values),), numbers)
@@ -314,7 +314,7 @@ def _beside_guaranteed(cluster: Cluster, group: WorkloadGroup, pool: PoolState) 
     pool = next(iter(keeping), pool)
     name = pool.pool.name
     lines = [(account, line) for account in cluster.ledger.accounts.values() for line in account.reserving(name)]
-    teams = dict.fromkeys(a.team.name for a, line in lines if line.quota.reserved > max(line.now, line.future))
+    teams = dict.fromkeys(a.team.name for a, line in lines if line.quota.reserved > max(line.usage, line.future_usage))
     smallest = next(filter(None, (pool.smallest(node.node.model) for node in pool.nodes if node.usable)), need)
     kept = from_milli(min(pool.guaranteed(), max(pool.free, pool.future, 0)))
     numbers: dict[str, Number] = {"needs": 0, "kept": kept, "guaranteed_to": tuple(sorted(teams)), "pool": name}

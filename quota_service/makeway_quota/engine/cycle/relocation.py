@@ -55,7 +55,7 @@ def _in_quota(group: WorkloadGroup, pool: PoolState) -> bool:
     """Whether a victim is in quota in a pool once all that terminates is gone."""
     guarantor = group.account.guarantor(pool.pool.name)
     lines = guarantor.reserving(pool.pool.name) if guarantor else ()
-    return bool(lines) and all(line.future + group.total <= line.quota.reserved for line in lines)
+    return bool(lines) and all(line.future_usage + group.total <= line.quota.reserved for line in lines)
 
 
 def _relocated(builder: PlanBuilder, group: WorkloadGroup, workload: Workload, preemptors: set[str]) -> bool:

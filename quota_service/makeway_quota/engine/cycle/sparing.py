@@ -429,7 +429,7 @@ def _exceeds(cluster: Cluster, victim: Allocation) -> bool:
     """Whether a limit, the pool's capacity or a static quota has no room for what a victim keeps."""
     account = cluster.account(victim.workload)
     for pool in victim.pools:
-        if any(line.future > (line.quota.limit or 0) for line in account.limiting(pool.pool.name)):
+        if any(line.future_usage > (line.quota.limit or 0) for line in account.limiting(pool.pool.name)):
             return True
         if cluster.over_capacity(pool, 0, True) or static_quota(cluster, account, pool, 0, True) is not None:
             return True

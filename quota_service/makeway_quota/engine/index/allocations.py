@@ -24,7 +24,7 @@ def build(cluster: ClusterState, nodes: Iterable[Node], workloads: Iterable[Work
         pool = cluster.pools.get(node.pool)
         if pool is None:
             pool = cluster.pools[node.pool] = PoolState(Pool(node.pool))
-            cluster.pool_now[node.pool] = cluster.pool_future[node.pool] = 0
+            cluster.pool_usage[node.pool] = cluster.future_pool_usage[node.pool] = 0
         state = NodeState(node, pool, len(pool.nodes), stuck_before)
         if node.terminating:
             note_outlived(cluster, node)
@@ -251,7 +251,7 @@ def _record(cluster: ClusterState, allocation: Allocation, sign: int) -> None:
     if sign > 0:
         _count_request(cluster, allocation)
     amount = sign * allocation.milli_gpus
-    cluster.record(allocation, now=amount, terminating=amount if allocation.terminating else 0)
+    cluster.record(allocation, usage=amount, terminating=amount if allocation.terminating else 0)
     cluster.count(allocation, sign)
 
 

@@ -69,8 +69,8 @@ class ClusterState:
         self.running: list[str] = []
         """The ids of running workloads, sorted; `terminating` has those of terminating ones."""
         self.terminating: list[str] = []
-        self.pool_now: dict[str, int] = dict.fromkeys(self.pools, 0)
-        self.pool_future: dict[str, int] = dict.fromkeys(self.pools, 0)
+        self.pool_usage: dict[str, int] = dict.fromkeys(self.pools, 0)
+        self.future_pool_usage: dict[str, int] = dict.fromkeys(self.pools, 0)
         self.protecting = frozenset(name for name, profile in self.profiles.items() if profile.min_runtime)
         """The profiles with a `min_runtime`."""
         self._protection_at: float | None = None
@@ -290,7 +290,7 @@ class ClusterState:
         if capacity is None:
             return False
         name = pool.pool.name
-        used = self.pool_future[name] if in_future else max(self.pool_now[name], self.pool_future[name])
+        used = self.future_pool_usage[name] if in_future else max(self.pool_usage[name], self.future_pool_usage[name])
         return used + amount > capacity
 
     # Operations
@@ -306,7 +306,7 @@ class ClusterState:
     def start_again(self, allocation: Allocation) -> None:
         """Undo `withdraw`."""
         self.allocations[allocation.workload.id] = self.fresh[allocation.workload.id] = allocation
-        self.record(allocation, now=allocation.milli_gpus)
+        self.record(allocation, usage=allocation.milli_gpus)
         self.count(allocation, 1)
         for part in allocation.parts:
             part.node.shift(part, allocation.need, -1, -1)
@@ -317,7 +317,7 @@ class ClusterState:
         amount = part.milli * len(part.devices)
         allocation.parts = (*allocation.parts, part)
         allocation.milli_gpus += amount
-        self.record(allocation, now=amount)
+        self.record(allocation, usage=amount)
         self.note(allocation)
         part.node.shift(part, allocation.need, -1, -1)
         part.node.allocations[allocation.workload.id] = allocation
@@ -325,7 +325,7 @@ class ClusterState:
     def withdraw(self, allocation: Allocation) -> None:
         """Undo `start`."""
         del self.allocations[allocation.workload.id], self.fresh[allocation.workload.id]
-        self.record(allocation, now=-allocation.milli_gpus)
+        self.record(allocation, usage=-allocation.milli_gpus)
         self.count(allocation, -1)
         for part in allocation.parts:
             part.node.shift(part, allocation.need, 1, 1)
@@ -476,25 +476,25 @@ class ClusterState:
     def _allocation(self, workload: Workload, need: Need, parts: tuple[WorkerPlacement, ...]) -> Allocation:
         return Allocation(workload, need, parts[0].node.pool, parts, need.gpus * len(parts))
 
-    def record(self, allocation: Allocation, now: int = 0, terminating: int = 0, nominated: int = 0) -> None:
+    def record(self, allocation: Allocation, usage: int = 0, terminating: int = 0, nominated: int = 0) -> None:
         """Add amounts that an allocation holds, releases or is nominated for to its lines and its pools."""
         workload = allocation.workload
         account, non_preemptible, owner = self.account(workload), workload.non_preemptible, workload.owner
-        amounts = now, terminating, nominated
+        amounts = usage, terminating, nominated
         for state, part in allocation.shares or ((allocation.pool, allocation.milli_gpus),):
             pool = state.pool.name
             if allocation.shares:  # all of it starts, ends or terminates at once
-                now, terminating, nominated = (amount * part // max(1, allocation.milli_gpus) for amount in amounts)
+                usage, terminating, nominated = (amount * part // max(1, allocation.milli_gpus) for amount in amounts)
             self.ledger.record(
                 account,
                 pool,
                 non_preemptible,
                 owner,
-                now=now,
+                usage=usage,
                 terminating=terminating,
                 nominated=nominated,
                 booting=nominated and allocation.milli_gpus_on_booting * nominated // allocation.milli_gpus,
                 moving=allocation.moving if nominated else (),
             )
-            self.pool_now[pool] += now
-            self.pool_future[pool] += now - terminating + nominated
+            self.pool_usage[pool] += usage
+            self.future_pool_usage[pool] += usage - terminating + nominated

@@ -16,7 +16,7 @@ from .nodes import Allocation
 class LineState:
     """One quota line and what it counts now. All amounts are milli-GPUs.
 
-    `now` is what admitted work holds, `terminating` the part of it that was evicted, `nominated` what pending
+    `usage` is what admitted work holds, `terminating` the part of it that was evicted, `nominated` what pending
     work is nominated for, `moving` the part of that which the workload still holds elsewhere until it moves,
     `awaiting` the part of it of work that waits for nodes which boot, `booting` what that will have on these,
     `non_preemptible` what non-preemptible work holds or is nominated for.
@@ -31,16 +31,16 @@ class LineState:
         "moving",
         "nominated",
         "non_preemptible",
-        "now",
         "quota",
         "reported",
         "terminating",
         "unlent",
+        "usage",
     )
 
     def __init__(self, account: Account, quota: QuotaLine) -> None:
         self.account, self.quota = account, quota
-        self.now = self.terminating = self.nominated = self.moving = self.awaiting = self.booting = 0
+        self.usage = self.terminating = self.nominated = self.moving = self.awaiting = self.booting = 0
         self.non_preemptible = 0
         self.unlent = max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))
         self.allocations: dict[str, Allocation] = {}
@@ -51,19 +51,19 @@ class LineState:
         """The usage as last reported; None once it has changed."""
 
     @property
-    def future(self) -> int:
+    def future_usage(self) -> int:
         """Return the usage once terminating work is gone and nominated work runs."""
-        return self.now - self.terminating + self.nominated
+        return self.usage - self.terminating + self.nominated
 
     @property
     def certain(self) -> int:
         """Return the future usage without work that waits for nodes which boot: it makes no work a candidate."""
-        return self.future - self.awaiting
+        return self.future_usage - self.awaiting
 
     @property
     def taken(self) -> int:
         """Return how much of the reservation is taken; a job that moves counts once, with the larger placement."""
-        return self.now + self.nominated - self.moving
+        return self.usage + self.nominated - self.moving
 
     def see(self, name: str, allocation: Allocation | None) -> None:
         """Record that an allocation counts on this limit (None: no longer)."""
@@ -75,7 +75,7 @@ class LineState:
 
     def kept_free(self, in_future: bool) -> int:
         """Return how much others must leave free now, or `in_future`; nothing is lent for a node that boots."""
-        return max(0, self.unlent - (self.future - self.booting if in_future else self.now))
+        return max(0, self.unlent - (self.future_usage - self.booting if in_future else self.usage))
 
 
 class Guarantee(NamedTuple):
@@ -229,7 +229,7 @@ class Account:
         if not lines:
             used, guarantor = self.used_in_pool.get(pool, 0) + more, self.guarantor(pool)
             return used if guarantor is None else min(used, guarantor.over_quota_use(pool, request, of))
-        return max(0, max(line.future + more - line.quota.reserved for line in lines))
+        return max(0, max(line.future_usage + more - line.quota.reserved for line in lines))
 
     def shares(self, pool: str) -> tuple[int, ...]:
         """Return the shares of the departments, from the top down, and its own; cached until the next record."""
@@ -334,7 +334,7 @@ class Ledger:
         non_preemptible: bool,
         owner: str,
         *,
-        now: int = 0,
+        usage: int = 0,
         terminating: int = 0,
         nominated: int = 0,
         booting: int = 0,
@@ -345,20 +345,20 @@ class Ledger:
         `booting`: the part of `nominated` on nodes that boot. `moving`: what the workload holds in which pools until
         it moves to what it is nominated for.
         """
-        later = now - terminating + nominated
+        later = usage - terminating + nominated
         if later:
             self.changed.append(account)
         for affected in self.affected(account):
             affected.forget()
         if self.nested:
             taken, guaranteed = account.own.get(pool, (0, 0))
-            more = now + nominated - _counted_twice(sum([n for name, n in moving if name == pool]), nominated)
-            guaranteed += now + nominated if non_preemptible else 0
+            more = usage + nominated - _counted_twice(sum([n for name, n in moving if name == pool]), nominated)
+            guaranteed += usage + nominated if non_preemptible else 0
             account.own[pool] = taken + more, guaranteed
         for level in account.chain:
             level.used_in_pool[pool] = level.used_in_pool.get(pool, 0) + later
             for line in level.lines if level.covers_all else level.covering(pool):
-                line.now += now
+                line.usage += usage
                 line.terminating += terminating
                 line.nominated += nominated
                 line.booting += booting
@@ -368,7 +368,7 @@ class Ledger:
                     line.moving += _counted_twice(held, nominated)
                 line.reported = None
                 if non_preemptible:
-                    line.non_preemptible += now + nominated
+                    line.non_preemptible += usage + nominated
         account.used_by_owner[owner] = account.used_by_owner.get(owner, 0) + later
 
     def in_quota(self, account: Account, pool: str, amount: int, non_preemptible: bool) -> bool:
@@ -391,7 +391,7 @@ class Ledger:
         `in_future`: count the future only, without terminating work. `minus`: and without these amounts.
         """
         for line in account.limiting(pool):
-            used = line.future if in_future else max(line.now, line.future)
+            used = line.future_usage if in_future else max(line.usage, line.future_usage)
             if used - (minus.get(line, 0) if minus else 0) + amount > (line.quota.limit or 0):
                 return line
         return None
@@ -434,7 +434,7 @@ class Ledger:
         """Return the milli-GPUs of a pool that reservations guarantee beyond what is used of them, now and later."""
         lines = ((account, account.reserving(pool)) for account in self.accounts.values())
         rest = {
-            account: min(line.quota.reserved - max(line.now, line.future) for line in reserving)
+            account: min(line.quota.reserved - max(line.usage, line.future_usage) for line in reserving)
             for account, reserving in lines
             if reserving
         }

@@ -177,7 +177,11 @@ def _available(cluster: Cluster, pool: PoolState, in_future: bool) -> int:
     free = pool.future if in_future else pool.free
     if pool.pool.capacity is not None:
         name = pool.pool.name
-        used = cluster.pool_future[name] if in_future else max(cluster.pool_now[name], cluster.pool_future[name])
+        used = (
+            cluster.future_pool_usage[name]
+            if in_future
+            else max(cluster.pool_usage[name], cluster.future_pool_usage[name])
+        )
         free = min(free, max(0, pool.pool.capacity - used))
     return free
 

@@ -72,7 +72,7 @@ def limit_falls(cluster: Cluster, group: WorkloadGroup, pool: PoolState) -> floa
     if line is None or line.quota.limit is None:
         return None
     known = _endings(cluster, line)
-    at = bisect_left(known.freed, max(line.now, line.future) + group.need.total - line.quota.limit)
+    at = bisect_left(known.freed, max(line.usage, line.future_usage) + group.need.total - line.quota.limit)
     return max(known.endings[at][0], cluster.now) if at < len(known.endings) else None
 
 

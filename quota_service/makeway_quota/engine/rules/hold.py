@@ -101,7 +101,7 @@ class Hold:
         both = self.group.total + group.total
         for level in group.account.chain:
             for line in level.covering(self.pool.pool.name) if level in self.group.account.chain else ():
-                if line.quota.limit is not None and max(line.now, line.future) + both > line.quota.limit:
+                if line.quota.limit is not None and max(line.usage, line.future_usage) + both > line.quota.limit:
                     return line
         return None
 

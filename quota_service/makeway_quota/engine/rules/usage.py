@@ -19,7 +19,7 @@ def line_usage(cluster: Cluster) -> tuple[LineUsage, ...]:
 
 def _report(team: str, line: LineState) -> LineUsage:
     line.reported = LineUsage(
-        team, line.quota.pools, line.quota.reserved, line.quota.limit, line.now, line.non_preemptible
+        team, line.quota.pools, line.quota.reserved, line.quota.limit, line.usage, line.non_preemptible
     )
     return line.reported
 
@@ -52,7 +52,7 @@ def usage_by_team(snapshot: Snapshot) -> tuple[TeamUsage, ...]:
 def count_usage(ledger: Ledger, totals: Mapping[str, int], used: UsageByPool) -> dict[str, TeamCount]:
     """Count every team's usage, by name, from a ledger, the GPUs of every pool and what is used there."""
     accounts = sorted(ledger.accounts.items())
-    idle = {name: sum(max(0, line.quota.reserved - line.now) for line in a.lines) for name, a in accounts}
+    idle = {name: sum(max(0, line.quota.reserved - line.usage) for line in a.lines) for name, a in accounts}
     borrowed = {name: _borrowed(account, totals, used.get(name, {})) for name, account in accounts}
     reserved = sum(line.quota.reserved for _, account in accounts for line in account.lines)
     loans = _loans(ledger, borrowed, idle, max(0, sum(totals.values()) - reserved))
@@ -95,7 +95,7 @@ def _borrowed(account: Account, totals: Mapping[str, int], used: Mapping[str, tu
     lines = {line for pool in totals for line in account.reserving(pool)}
     for line in sorted(lines, key=lambda ln: ln.quota.pools):
         pools = line.quota.pools or tuple(totals)
-        over = max(0, line.now - line.quota.reserved)
+        over = max(0, line.usage - line.quota.reserved)
         if over and pools:
             by_pool[pools[0]] = max(by_pool.get(pools[0], 0), over)
     for pool, (_, total) in used.items():
@@ -170,9 +170,9 @@ def _free(cluster: Cluster, account: Account, pool: str) -> int:
     for level in account.chain:
         for line in level.covering(pool):
             if line.quota.limit is not None:
-                free = min(free, max(0, line.quota.limit - line.now))
+                free = min(free, max(0, line.quota.limit - line.usage))
     if state.pool.capacity is not None:
-        free = min(free, max(0, state.pool.capacity - cluster.pool_now[pool]))
+        free = min(free, max(0, state.pool.capacity - cluster.pool_usage[pool]))
     if free and static_quota(cluster, account, state, free, False):
         free -= min(free, kept_free((line for line, _ in cluster.ledger.static_quotas(account, pool)), False))
     return free

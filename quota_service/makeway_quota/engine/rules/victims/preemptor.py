@@ -119,9 +119,8 @@ class Preemptor:
         if self._beyond is None:
             own = self.pool.pool.name
             limits = self.account.limiting(own) if self.milli_gpus else ()
-            lines = (
-                [line for line in limits if line.future + self.milli_gpus > (line.quota.limit or 0)] if limits else []
-            )
+            need = self.milli_gpus
+            lines = [line for line in limits if line.future_usage + need > (line.quota.limit or 0)]
             if not lines:
                 self._beyond = {}
                 return self._beyond

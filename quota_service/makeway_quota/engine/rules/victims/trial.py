@@ -52,7 +52,7 @@ def allowed_without(preemptor: Preemptor, victims: Victims) -> bool:
         gone = sum(
             v.counts_on(line.quota) for v in victims if line.account in cluster.account(v.allocation.workload).chain
         )
-        if gone and line.future - line.booting - gone < line.unlent:
+        if gone and line.future_usage - line.booting - gone < line.unlent:
             break
     else:
         return True
