@@ -99,7 +99,7 @@ def admits(cluster: Cluster, group: WorkloadGroup, pool: str, claims: Sequence[C
             return False
     for line in limiting(cluster, group.chain, pool) if amount else ():
         counted = counts(cluster, line)
-        used = counted.future if in_future else max(counted.now, counted.future)
+        used = counted.future_usage if in_future else max(counted.usage, counted.future_usage)
         if used + _claimed(cluster, line, claims) + amount > (line.quota.limit or 0):
             return False
     if group.may_borrow:

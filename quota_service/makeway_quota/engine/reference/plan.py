@@ -189,4 +189,4 @@ def _refusal(name: str) -> Refusal:
 
 def _usage(cluster: Cluster, line: TeamQuotaLine) -> LineUsage:
     counted, quota = counts(cluster, line), line.quota
-    return LineUsage(line.team, quota.pools, quota.reserved, quota.limit, counted.now, counted.non_preemptible)
+    return LineUsage(line.team, quota.pools, quota.reserved, quota.limit, counted.usage, counted.non_preemptible)

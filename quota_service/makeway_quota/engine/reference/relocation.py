@@ -39,7 +39,7 @@ def _in_quota(cluster: Cluster, group: WorkloadGroup, pool: str) -> bool:
     """Whether a victim is in quota in a pool once all that terminates is gone."""
     level = guarantor(cluster, group.chain, pool)
     lines = reserving(cluster, level, pool) if level else []
-    return bool(lines) and all(counts(cluster, ln).future + group.need.total <= ln.quota.reserved for ln in lines)
+    return bool(lines) and all(counts(cluster, ln).future_usage + group.need.total <= ln.quota.reserved for ln in lines)
 
 
 def _may_run(decisions: Decisions, group: WorkloadGroup, pool: str) -> bool:

@@ -307,7 +307,7 @@ def _exceeds_caps(trial: Cluster, victim: Allocation) -> bool:
     """Whether a limit that the victim counts on, or its pool's capacity or a static quota, is exceeded if it stays."""
     for pool in victim.pools:
         lines = [line for level in victim.chain for line in covering(trial, level, pool)]
-        if any(ln.quota.limit is not None and counts(trial, ln).future > ln.quota.limit for ln in lines):
+        if any(ln.quota.limit is not None and counts(trial, ln).future_usage > ln.quota.limit for ln in lines):
             return True
         if over_capacity(trial, pool, 0, True) or static_quota(trial, victim.chain, pool, 0, True) is not None:
             return True

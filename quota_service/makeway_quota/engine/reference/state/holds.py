@@ -104,7 +104,7 @@ class Hold:
         shared = [level for level in group.chain if level in self.group.chain]
         for line in limiting(cluster, shared, self.pool):
             counted = counts(cluster, line)
-            if max(counted.now, counted.future) + both > (line.quota.limit or 0):
+            if max(counted.usage, counted.future_usage) + both > (line.quota.limit or 0):
                 return line
         return None
 
@@ -244,7 +244,7 @@ def limit_falls(cluster: Cluster, group: WorkloadGroup, pool: str) -> float:
     if line is None:
         return inf
     usage = counts(cluster, line)
-    missing = max(usage.now, usage.future) + group.need.total - (line.quota.limit or 0)
+    missing = max(usage.usage, usage.future_usage) + group.need.total - (line.quota.limit or 0)
     pools = line.quota.pools or tuple(cluster.pools)
     team = [a for a in cluster.running.values() if line.team in a.chain]
     counted = [a for a in team if any(pool in pools for pool in a.pools)]

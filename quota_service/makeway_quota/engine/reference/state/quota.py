@@ -31,7 +31,7 @@ class Counts(NamedTuple):
     that waits for nodes which boot, `booting` what that will have on these.
     """
 
-    now: int
+    usage: int
     terminating: int
     nominated: int
     moving: int
@@ -40,19 +40,19 @@ class Counts(NamedTuple):
     non_preemptible: int
 
     @property
-    def future(self) -> int:
+    def future_usage(self) -> int:
         """Return what will count once terminating workloads are gone and nominations are used."""
-        return self.now - self.terminating + self.nominated
+        return self.usage - self.terminating + self.nominated
 
     @property
     def certain(self) -> int:
         """Return the future usage without work that waits for nodes which boot: it makes no work a candidate."""
-        return self.future - self.awaiting
+        return self.future_usage - self.awaiting
 
     @property
     def taken(self) -> int:
         """Return how much of a reservation is spoken for; a moving workload counts once, with its larger place."""
-        return self.now + self.nominated - self.moving
+        return self.usage + self.nominated - self.moving
 
 
 NOTHING = Request()
@@ -98,7 +98,7 @@ def counts(cluster: Cluster, line: TeamQuotaLine) -> Counts:
 
 def in_pool(cluster: Cluster, team: str, pool: str) -> int:
     """Return the future usage of a team in one pool."""
-    return _count(cluster, team, (pool,)).future
+    return _count(cluster, team, (pool,)).future_usage
 
 
 def owner_usage(cluster: Cluster, team: str, owner: str) -> int:
@@ -222,7 +222,7 @@ def quota_numbers(cluster: Cluster, chain: Sequence[str], pool: str, non_preempt
     if level is None:
         return 0, in_pool(cluster, chain[0], pool)
     lines = [(line.quota, counts(cluster, line)) for line in reserving(cluster, level, pool)]
-    numbers = [(q.reserved, c.non_preemptible if non_preemptible else c.future, q.pools) for q, c in lines]
+    numbers = [(q.reserved, c.non_preemptible if non_preemptible else c.future_usage, q.pools) for q, c in lines]
     reserved, used, _ = min(numbers, key=lambda n: (n[0] - n[1], n[2]))
     return reserved, used
 
@@ -234,7 +234,7 @@ def over_limit(cluster: Cluster, chain: Sequence[str], pool: str, amount: int, i
     """Return the first line whose limit `amount` more would exceed; `in_future`: in the future only."""
     for line in limiting(cluster, chain, pool):
         counted = counts(cluster, line)
-        used = counted.future if in_future else max(counted.now, counted.future)
+        used = counted.future_usage if in_future else max(counted.usage, counted.future_usage)
         if used + amount > (line.quota.limit or 0):
             return line
     return None
@@ -243,7 +243,7 @@ def over_limit(cluster: Cluster, chain: Sequence[str], pool: str, amount: int, i
 def blocking(cluster: Cluster, chain: Sequence[str], pool: str, amount: int) -> list[TeamQuotaLine]:
     """Return the lines whose limits `amount` more would exceed in the future."""
     lines = limiting(cluster, chain, pool)
-    return [line for line in lines if counts(cluster, line).future + amount > (line.quota.limit or 0)]
+    return [line for line in lines if counts(cluster, line).future_usage + amount > (line.quota.limit or 0)]
 
 
 def counts_on(cluster: Cluster, line: TeamQuotaLine, allocation: Allocation) -> bool:
@@ -291,7 +291,7 @@ def _kept_within(cluster: Cluster, team: str, kept: Sequence[tuple[str, int]]) -
 def _kept_by(cluster: Cluster, line: TeamQuotaLine, in_future: bool) -> int:
     """Return what a static quota keeps free; nothing of it is lent for a node that is not ready yet."""
     counted = counts(cluster, line)
-    return max(0, unlent(line) - (counted.future - counted.booting if in_future else counted.now))
+    return max(0, unlent(line) - (counted.future_usage - counted.booting if in_future else counted.usage))
 
 
 def unused(cluster: Cluster, pool: str) -> int:
@@ -302,7 +302,7 @@ def unused(cluster: Cluster, pool: str) -> int:
 def _unused(cluster: Cluster, team: str, pool: str) -> int:
     """Return the larger of what a team and what the teams below it may still use."""
     lines = [(line.quota.reserved, counts(cluster, line)) for line in reserving(cluster, team, pool)]
-    own = min((reserved - max(used.now, used.future) for reserved, used in lines), default=0)
+    own = min((reserved - max(used.usage, used.future_usage) for reserved, used in lines), default=0)
     teams = [name for name, known in cluster.policies.items() if known.parent == team != name]
     return max(0, own, sum(_unused(cluster, name, pool) for name in teams))
 
@@ -361,7 +361,7 @@ def over_reservation(cluster: Cluster, chain: Sequence[str], pool: str, request:
     more = request.amount if level in request.chain else 0
     lines = reserving(cluster, level, pool)
     if lines:
-        return max(0, max(counts(cluster, line).future + more - line.quota.reserved for line in lines))
+        return max(0, max(counts(cluster, line).future_usage + more - line.quota.reserved for line in lines))
     used = in_pool(cluster, level, pool) + more
     department = guarantor(cluster, chain, pool)
     if department is None:
