@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from agent.machine_service import MachineService
+from agent.machines import TestMachine
 from makeway.agent.programs import unpack
 from makeway_quota import agent_program as packing
 from makeway_quota.agent_program import agent_program
+from pods import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,11 +44,19 @@ def test_the_file_has_agent_launcher_and_library_and_no_more() -> None:
     assert {f"{library}checkpoint.py", f"{library}checkpointing/loop.py", f"{library}__init__.py"} <= set(names)
 
 
-def test_every_module_of_the_agent_is_one_for_python_3_8() -> None:
-    sources = [*(ROOT / "widgets/makeway/agent").glob("*.py"), ROOT / "widgets/makeway/__init__.py"]
-    assert len(sources) > 10
-    for file in sources:
-        ast.parse(file.read_text(encoding="utf-8"), feature_version=(3, 8))
+def test_jobs_run_to_their_end_on_the_oldest_python(machine: TestMachine, service: MachineService) -> None:
+    """On a machine that has one; `tests/house/test_old_pythons.py` reads the sources everywhere."""
+    found = [shutil.which("python3.8"), *map(str, Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8"))]
+    python = next((path for path in found if path and subprocess.run([path, "-V"], check=False).returncode == 0), None)
+    if python is None:
+        pytest.skip("there is no Python 3.8")
+    service.commands["j-1"] = ["sh", "-c", "echo done"]
+    machine.start(python=python)
+    machine.joined()
+    service.order(service.worker("j-1"))
+    wait_until(lambda: service.states() == {("j-1", 1, 0): "exited"}, "the end of the job")
+    assert service.newest()["attempts"][0]["exit_code"] == 0, machine.log()
+    assert [report["exit"]["exit_code"] for _, report in service.worker_reports if report.get("exit")] == [0]
 
 
 def test_the_agent_imports_nothing_but_the_standard_library(tmp_path: Path) -> None:

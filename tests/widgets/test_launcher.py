@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import shutil
@@ -192,9 +191,7 @@ def test_files_outside_are_refused_by_the_launcher_too(container: Container) -> 
     assert not (container.root / "evil").exists()
 
 
-def test_the_launcher_runs_on_python_3_8() -> None:
-    for file in FOLDER.glob("*.py"):
-        ast.parse(file.read_text(), feature_version=(3, 8))
+def test_the_launcher_needs_nothing_but_the_standard_library() -> None:
     code = "import sys; sys.path.insert(0, sys.argv[1]); import launcher.run"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, str(FOLDER.parent)], capture_output=True, text=True, check=False

@@ -9,10 +9,11 @@ from __future__ import annotations
 import random
 import sys
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-CpuStates = tuple[Any, Any, Any]
-"""The states of `random`, torch and numpy as these have them; None without numpy"""
+if TYPE_CHECKING:  # Python 3.8 cannot evaluate it
+    CpuStates = tuple[Any, Any, Any]
+    """The states of `random`, torch and numpy as these have them; None without numpy"""
 
 
 def cpu_states() -> CpuStates:

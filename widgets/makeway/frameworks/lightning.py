@@ -81,7 +81,7 @@ class Resumable:
         self.makeway_position().load_state_dict(state)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None)  # noqa: UP033 - Python 3.8 has no functools.cache
 def _resumable_class(kind: Any) -> type:
     names = ("makeway_position", "__iter__", "state_dict", "load_state_dict")
     # Not a second base: a loader that is there could not become one.
@@ -171,7 +171,7 @@ class TrainerHooks:
         self._agreement.saved(step)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None)  # noqa: UP033 - Python 3.8 has no functools.cache
 def _callback_class(base: Any) -> Any:
     return type("MakeWay", (TrainerHooks, base), {})
 

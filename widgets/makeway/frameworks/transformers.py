@@ -125,7 +125,7 @@ class TrainerEvents:
         control.should_save = control.should_save or save or self._leaving
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None)  # noqa: UP033 - Python 3.8 has no functools.cache
 def _callback_class() -> Any:
     from transformers import TrainerCallback
 

@@ -143,7 +143,7 @@ class RemoteTransport:
         self._done.set()
         report = self._report(attempt, status)
         end, result = report["exit"], self._worker == 0 and os.path.isfile(attempt.path(OUTPUTS["result"]))
-        end |= {"unheard": self._unheard, "result_unsent": result}
+        end.update(unheard=self._unheard, result_unsent=result)
         self._write_termination_message(report, log)  # before all else, however it ends from here on
         for thread in self._threads[:1]:  # the others may wait for orders, and end with the process
             thread.join(30.0)
