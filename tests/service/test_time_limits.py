@@ -14,7 +14,7 @@ from makeway_quota.backends.local.backend import LocalBackend
 from makeway_quota.control import time_limits
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.time_limits import AGAIN, LATE_MARGIN, MARGIN, TimeLimits
-from makeway_quota.control.transitions import TIME_LIMIT, notice
+from makeway_quota.control.transitions import TIME_LIMIT, notice, overrun
 from makeway_quota.engine.plan import Evict, Move
 from makeway_quota.services import Caller
 from makeway_quota.store import rows
@@ -130,6 +130,65 @@ def test_a_job_that_is_ended_at_its_limit_stays_so_when_it_also_makes_way(moved:
     [ended] = reconcile({"j-1": notice_received}, Observation((), (seen,)), now=810.0, max_infra_failures=3).changes
     assert ended.fields["state"] == "failed", "it is not requeued"
     assert "time limit" in str(ended.fields["reason_message"])
+
+
+@pytest.mark.parametrize("limit_first", [True, False])
+def test_what_came_first_decides_whether_a_job_is_requeued(limit_first: bool) -> None:
+    """A launcher notifies its job once: of its time limit, or to make way; the other changes nothing."""
+    given = Notice("It makes way for p.", 800.0, 810.0, by_team="devops", by_workload="p")
+    row = job(state="checkpointing", notice=given, reason_code="making_way", evicted_for="p", max_failures=5)
+    message = "time limit of 1 min 40 s reached; saved at step 4" if limit_first else "saved at step 4"
+    seen = AttemptStatus(
+        "j-1", 1, Phase.EXITED, exit_code=75, timed_out=limit_first, acknowledged=not limit_first,
+        notice_received=not limit_first, step=4, checkpoint_at=805.0, message=message,
+    )  # fmt: skip
+    [ended] = reconcile({"j-1": row}, Observation((), (seen,)), now=810.0, max_infra_failures=3).changes
+    assert ended.close_attempt is not None
+    if limit_first:
+        assert (ended.fields["state"], ended.close_attempt["outcome"]) == ("failed", "failed")
+        assert "time limit of 1 min 40 s reached" in str(ended.fields["reason_message"])
+    else:
+        assert (ended.fields["state"], ended.close_attempt["outcome"]) == ("pending", "preempted")
+        assert ended.fields["preemptions"] == 1
+
+
+async def test_a_notice_to_a_job_that_its_launcher_ends_at_its_limit_does_not_requeue_it(tmp_path: Path) -> None:
+    code = "import signal, time; signal.signal(15, lambda *_: (time.sleep(3), exit(75))); print('up', flush=True)"
+    command = python(f"{code}\nwhile True: time.sleep(0.1)")
+    async with running(tmp_path, QUICK.replace("grace: 1", "grace: 20")) as run:
+        made = await run.submit("ana", "late", command=command, profile="gpu1", time_limit=2, max_failures=3)
+        await run.job(made.id, "running")
+        backend = run.service.components.backend
+        assert isinstance(backend, LocalBackend)
+        await run.until(lambda: any(a.files.stamp("stop.json") for a in backend._attempts.values()), "its limit")
+        await run.client("ana").preempt_test(made.id)
+        done = await run.job(made.id, "failed", "pending", seconds=60)
+        assert (done.state.value, done.preemptions) == ("failed", 0)
+        assert "time limit of 2 s reached" in done.reason.message
+
+
+async def test_a_preemption_test_at_the_moment_of_the_limit_does_not_replace_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, QUICK) as run:
+        made = await run.submit("ana", "late", profile="gpu1")
+        await run.job(made.id, "running")
+        store = run.service.components.store
+        commit, row = store.commit, store.workload(made.id)
+        assert row is not None
+
+        def late(changes: Any, decisions: Any = (), **more: Any) -> Any:
+            if any("notice" in change.fields for change in changes):
+                monkeypatch.setattr(store, "commit", commit)
+                now = store.workload(made.id)
+                assert now is not None
+                commit([overrun(now, "It ran past its time limit.", "1 s").change], now=more["now"])
+            return commit(changes, decisions, **more)
+
+        monkeypatch.setattr(store, "commit", late)
+        with pytest.raises(MakewayError, match="is ended at its time limit|is failed"):
+            await run.client("ana").preempt_test(made.id)
+        assert (await run.job(made.id, "failed")).preemptions == 0
 
 
 async def test_a_preemption_test_of_a_job_that_is_ended_at_its_limit_is_refused(

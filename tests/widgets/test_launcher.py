@@ -309,3 +309,20 @@ def test_a_disk_that_hangs_holds_up_no_time_limit(container: Container) -> None:
     process = container.start("sh", "-c", "trap '' TERM; while :; do echo x; done", time_limit=2.0, grace=1)
     assert process.wait(DRAIN_SECONDS + 40) == 137
     assert container.status()["timed_out"]
+
+
+def test_a_notice_after_the_time_limit_changes_no_reason(container: Container) -> None:
+    code = "import signal, time; signal.signal(15, lambda *_: print('told', flush=True))\nwhile True: time.sleep(1)"
+    process = container.start(sys.executable, "-c", code, time_limit=1.0, grace=60)
+    container.until("log", "told")
+    notice = {"reason": "devops gets its guaranteed GPUs", "at": time.time(), "deadline": time.time() + 1.0}
+    path = container.file("notice.json")
+    path.with_suffix(".new").write_text(json.dumps(notice))
+    path.with_suffix(".new").rename(path)
+    assert process.wait(30) == 137, "its end is brought forward"
+    status = container.status()
+    assert (status["timed_out"], status["noticed"], status["message"]) == (
+        True,
+        False,
+        "time limit of 1 s reached; killed",
+    )

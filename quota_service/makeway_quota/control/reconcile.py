@@ -120,7 +120,9 @@ class _AttemptEnds:
 
     def ended(self, row: Workload, status: AttemptStatus) -> None:
         """End or requeue a job whose attempt is over or lost."""
-        notice_received = row.notice is not None or status.notice_received
+        # A launcher is notified once: at the time limit if that came before the notice, which changes nothing any more.
+        notice = None if status.timed_out and status.phase is Phase.EXITED else row.notice
+        notice_received = notice is not None or status.notice_received
         # exit code 0 after a notice is a success only of a job that reported that its work is complete
         finished = status.exit_code == 0 and not status.acknowledged and (status.completed or not notice_received)
         job = job_name(row)
@@ -135,8 +137,8 @@ class _AttemptEnds:
             self._finish(row, status, "succeeded", message)
         elif over_time:
             self._finish(row, status, "failed", outcomes.failed(job, _cause(status), row.size))
-        elif row.notice is not None:
-            self._evicted(row, status, row.notice)
+        elif notice is not None:
+            self._evicted(row, status, notice)
         elif status.storage_failed and row.state == "starting":
             self._never_ran(row, status, CHECKPOINT_STORAGE)
         elif status.phase is Phase.LOST and status.never_ran and row.state == "starting":

@@ -318,7 +318,7 @@ def preempt_test(row: Workload, by: str, message: str, now: float) -> Transition
     """Notify a running job, as `by` tests its preemption."""
     given = Notice(message, now, now + row.grace, "preempt_test", row.team, by, None)
     fields = {"notice": given, "reason_code": "preempt_test", "reason_message": message}
-    return Transition(_change("preempt_test", row, fields), decide(row, "evict", "preempt_test", message))
+    return Transition(_change("preempt_test", row, fields, row.version), decide(row, "evict", "preempt_test", message))
 
 
 def leave_machine(row: Workload, cause: str, message: str, deadline: float, now: float) -> Transition:

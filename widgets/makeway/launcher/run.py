@@ -248,14 +248,13 @@ class Run:
 
     def _wait(self) -> None:
         """Wait for the end. Limits use the monotonic clock, so that setting the wall clock costs no time to save."""
-        limit = float(self.order.get("time_limit") or 0.0)
-        ends = time.monotonic() + limit if limit else None
+        ends = time.monotonic() + self._limit if self._limit else None
         self.children.reap()
         while not self._over():
             now = time.monotonic()
             if ends is not None and now >= ends and not self.notice:
                 self.timed_out = True
-                reason = f"time limit of {duration(limit)} reached"
+                reason = self._limit_reached()
                 self._preempt(self._own_notice(reason), reason)
             if self.kill_at is not None and now >= self.kill_at:
                 self.killed = True
@@ -330,6 +329,13 @@ class Run:
         elif signalled and not self.notice:
             reason = "the machine is stopping"
             self._preempt(self._own_notice(reason), f"notice: {reason}")
+
+    @property
+    def _limit(self) -> float:
+        return float(self.order.get("time_limit") or 0.0)
+
+    def _limit_reached(self) -> str:
+        return f"time limit of {duration(self._limit)} reached"
 
     def _own_notice(self, reason: str) -> dict[str, Any]:
         now = time.time()
@@ -466,7 +472,7 @@ class Run:
             ranks=self._at_the_kill if self._ranks or len(self._at_the_kill) > 1 else {},
         )
         if self.timed_out:
-            return ending.after_time_limit(str(notice["reason"]))
+            return ending.after_time_limit(self._limit_reached())  # a notice after it only brings the end forward
         if self.killed:
             self.log.note(ending.kill)
         return ending.after_notice(acknowledged) if notice else ending.unasked()

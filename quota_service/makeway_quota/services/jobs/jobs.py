@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from makeway_api.models import Decision, Job, JobPage, State
 
 from ...control import transitions
@@ -17,6 +19,11 @@ from ..log.audit import decision_model
 from ..privacy import private_decision
 from ..refusals import refuse
 from .job_access import JobAccess
+
+MAX_TRIES = 5
+"""Times that a change is tried of a job that changes at the same moment"""
+PAUSE = 0.1
+"""Seconds before the second try; one more of them before each later one"""
 
 
 class JobService:
@@ -115,18 +122,22 @@ class JobService:
     async def preempt_test(self, caller: Caller, id: str) -> Job:
         """Test the preemption of a job: it gets its notice, saves, ends and is requeued, as in a reclaim (N12)."""
         context = self._context
-        row = await self._access.changeable(caller, id, "test the preemption of")
-        if row.state != "running":
-            raise refuse(f"{row.name} is {row.state}; a preemption can be tested while it runs.", "not_running", 409)
-        if row.reason_code == TIME_LIMIT:
-            raise refuse(f"{row.name} is ended at its time limit, so it does not resume.", "not_running", 409)
-        now = context.clock()
-        message = f"{caller.name} tests the preemption of {row.name}: it saves, makes way and resumes."
-        changed = transitions.preempt_test(row, caller.name, message, now)
-        if id not in await context.call(context.store.commit, [changed.change], changed.decisions, now=now):
-            raise refuse(f"{row.name} runs no longer; a preemption can be tested while it runs.", "not_running", 409)
-        context.wake()
-        return await self.job(caller, id)
+        for attempt in range(MAX_TRIES):
+            await asyncio.sleep(PAUSE * attempt)
+            row = await self._access.changeable(caller, id, "test the preemption of")
+            if row.state != "running":
+                raise refuse(
+                    f"{row.name} is {row.state}; a preemption can be tested while it runs.", "not_running", 409
+                )
+            if row.reason_code == TIME_LIMIT:
+                raise refuse(f"{row.name} is ended at its time limit, so it does not resume.", "not_running", 409)
+            now = context.clock()
+            message = f"{caller.name} tests the preemption of {row.name}: it saves, makes way and resumes."
+            changed = transitions.preempt_test(row, caller.name, message, now)
+            if id in await context.call(context.store.commit, [changed.change], changed.decisions, now=now):
+                context.wake()
+                return await self.job(caller, id)
+        raise refuse(f"{row.name} has just changed: test its preemption again.", "not_running", 409)
 
     async def events(self, caller: Caller, id: str) -> list[Decision]:
         """Return what was decided about a job, oldest first: the newest 1,000 lines, or fewer if they are long."""
