@@ -7,6 +7,7 @@ import gzip
 import json
 import random
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import httpx2
@@ -109,15 +110,40 @@ async def test_a_part_is_rendered_compared_and_serialised_once_for_all_its_strea
                 return str((await reader.next("part"))["version"])
 
         opened = asyncio.Semaphore(0)
-        reading = [asyncio.create_task(read()) for _ in range(15)]
-        for _ in reading:
-            await opened.acquire()
-        before = dict(made)
-        web.services.context.store.add_event("job", "rnd", "ana", {}, 1.0)
-        await web.running_job("one", profile="gpu1")
-        versions = await asyncio.gather(*reading)
+        async with asyncio.timeout(120), asyncio.TaskGroup() as readers:  # a reader that fails ends the test
+            reading = [readers.create_task(read()) for _ in range(15)]
+            for _ in reading:
+                await opened.acquire()
+            before = dict(made)
+            web.services.context.store.add_event("job", "rnd", "ana", {}, 1.0)
+            await web.running_job("one", profile="gpu1")
+        versions = [reader.result() for reader in reading]
     assert made["edits"] - before["edits"] <= 2 * len(set(versions))
     assert made["notes"] - before["notes"] <= 2 * len(set(versions))
+
+
+async def test_a_stream_misses_nothing_that_happens_while_it_begins(
+    web: Portal, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed, happened = web.services.feed, asyncio.Event()
+    read_range = feed.range
+
+    async def late() -> tuple[int, int]:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(happened.wait(), 2)
+        return await read_range()
+
+    monkeypatch.setattr(feed, "range", late)
+    async with httpx2.AsyncClient(headers={"Authorization": "token root"}, timeout=30) as client:
+        async with client.stream("GET", f"{url}{API}/events?parts=panel") as answer:
+            reader = Reader(answer.aiter_bytes())
+            whole = await reader.next("part")
+            id = await web.running_job("one", profile="gpu1")
+            happened.set()
+            text = whole["text"].split("\n")
+            async with asyncio.timeout(10):
+                while f'data-w="{id}"' not in "\n".join(text):
+                    text = apply_edits(text, (await reader.next("part"))["edits"])
 
 
 def test_versions_that_were_never_sent_take_no_memory() -> None:

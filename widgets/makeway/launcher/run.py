@@ -248,7 +248,8 @@ class Run:
 
     def _wait(self) -> None:
         """Wait for the end. Limits use the monotonic clock, so that setting the wall clock costs no time to save."""
-        ends = time.monotonic() + self._limit if self._limit else None
+        limit = float(self.order.get("time_limit") or 0.0)
+        ends = time.monotonic() + limit if limit else None
         self.children.reap()
         while not self._over():
             now = time.monotonic()
@@ -330,12 +331,8 @@ class Run:
             reason = "the machine is stopping"
             self._preempt(self._own_notice(reason), f"notice: {reason}")
 
-    @property
-    def _limit(self) -> float:
-        return float(self.order.get("time_limit") or 0.0)
-
     def _limit_reached(self) -> str:
-        return f"time limit of {duration(self._limit)} reached"
+        return f"time limit of {duration(float(self.order['time_limit']))} reached"
 
     def _own_notice(self, reason: str) -> dict[str, Any]:
         now = time.time()
@@ -472,7 +469,7 @@ class Run:
             ranks=self._at_the_kill if self._ranks or len(self._at_the_kill) > 1 else {},
         )
         if self.timed_out:
-            return ending.after_time_limit(self._limit_reached())  # a notice after it only brings the end forward
+            return ending.after_time_limit(self._limit_reached())
         if self.killed:
             self.log.note(ending.kill)
         return ending.after_notice(acknowledged) if notice else ending.unasked()

@@ -105,6 +105,8 @@ class PageStream:
             return await still_reads(self._request.app.state.authenticator, self._request)
 
         pace = PACE if self._topics else PACE_OF_PARTS
+        if self._after is None:  # before a part is made: what that does not show yet comes after this event
+            _, self._after = await self._services.feed.range()
         batches = self._services.audit.batches(self._caller, self._after, renew, pace)
         coming = asyncio.ensure_future(anext(batches, None))
         making: asyncio.Task[tuple[str, Rendering | None]] | None = None
