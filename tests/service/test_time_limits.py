@@ -186,7 +186,7 @@ async def test_a_preemption_test_at_the_moment_of_the_limit_does_not_replace_it(
             return commit(changes, decisions, **more)
 
         monkeypatch.setattr(store, "commit", late)
-        with pytest.raises(MakewayError, match="is ended at its time limit|is failed"):
+        with pytest.raises(MakewayError, match=r"is ended at its time limit|is failed"):
             await run.client("ana").preempt_test(made.id)
         assert (await run.job(made.id, "failed")).preemptions == 0
 
