@@ -6,8 +6,10 @@ import ssl
 from pathlib import Path
 
 import pytest
-from agent.machine_service import MachineService
+from agent.machine_service import MachineService, answering
 from agent.machines import TestMachine
+from agent.trust import hash_certificates
+from makeway.agent.client import AgentClient
 from makeway.launcher import service as launcher_service
 from pods import wait_until
 
@@ -60,11 +62,59 @@ def test_an_agent_trusts_an_authority_that_is_added_while_it_runs(
     assert len(service.joins) == 1
 
 
+def test_an_agent_reads_no_file_of_all_authorities_where_a_folder_has_that_of_its_service(
+    machine: TestMachine, service: MachineService, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path / "authority")
+    service.encrypt(authority)
+    folder = tmp_path / "certificates"
+    folder.mkdir()
+    (folder / "authority.pem").write_bytes(authority.file.read_bytes())
+    hash_certificates(folder)
+    machine.env["SSL_CERT_DIR"] = str(folder)
+    machine.start()
+    machine.joined()
+    assert "not reached" not in machine.log()
+
+
+def test_a_folder_without_the_authority_of_the_service_is_not_all_that_an_agent_trusts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenSSL has two places: where the folder does not do, the file of all authorities is read, within one request."""
+    authority, other = Authority(tmp_path / "authority"), Authority(tmp_path / "other")
+    folder = tmp_path / "certificates"
+    folder.mkdir()
+    (folder / "other.pem").write_bytes(other.file.read_bytes())
+    hash_certificates(folder)
+    paths = ssl.get_default_verify_paths()._replace(capath=str(folder), cafile=str(authority.file))
+    monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: paths)
+    monkeypatch.setenv("SSL_CERT_DIR", str(folder))
+    trusting = launcher_service._Authorities()
+    monkeypatch.setattr(launcher_service, "AUTHORITIES", trusting)
+    load = ssl.SSLContext.set_default_verify_paths
+    files: list[int] = []
+
+    def load_all(context: ssl.SSLContext) -> None:
+        """Stand for the file that OpenSSL was built with, which no test may change."""
+        load(context)
+        context.load_verify_locations(cafile=str(authority.file))
+        files.append(1)
+
+    monkeypatch.setattr(ssl.SSLContext, "set_default_verify_paths", load_all)
+    with answering() as encrypted:
+        encrypted.encrypt(authority)
+        client = AgentClient(encrypted.url, "m-1", encrypted.token)
+        client.report({"attempts": []})
+        client.close()
+    assert len(files) == 1
+    assert len(encrypted.reports) == 1
+
+
 def test_all_connections_of_a_process_share_one_tls_context(monkeypatch: pytest.MonkeyPatch) -> None:
     contexts = []
     create = ssl.create_default_context
-    monkeypatch.setattr(ssl, "create_default_context", lambda: contexts.append(create()) or contexts[-1])
-    launcher_service._tls_context.cache_clear()
+    monkeypatch.setattr(ssl, "create_default_context", lambda **more: contexts.append(create(**more)) or contexts[-1])
+    monkeypatch.setattr(launcher_service, "AUTHORITIES", launcher_service._Authorities())
     for number in range(3):
         service = launcher_service.Service(f"https://host-{number}.test/a", "token")
         service._connection(1.0)

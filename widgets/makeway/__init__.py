@@ -7,9 +7,11 @@ From Python: `makeway.gpus()`, `makeway.submit(…)`, `makeway.job(id)`, `makewa
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # the agent of machines keeps `typing` out of its memory
 if TYPE_CHECKING:
+    from typing import Any
+
     from . import checkpoint
     from .connection import connect
     from .magics import load_ipython_extension, unload_ipython_extension

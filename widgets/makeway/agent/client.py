@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import Any
 from urllib.parse import quote
 
 from ..launcher.service import Rejected, Reply, Service, Unavailable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 AGENTS = "/api/v1/agents"
 GONE = 410

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from urllib.parse import urlsplit
 
 from ..launcher.outage import write_line
-from .options import WrongOptions, complain, read_options
+from .light_imports import import_http_client, import_lazily
 from .programs import archive, go_on_unpacked, unpack
 
 NOT_NEEDED = 0
@@ -32,6 +30,9 @@ def main(words: list[str]) -> int:
 
         work = containers.remove_container if words[0] == "--remove-container" else containers.remove_forgotten
         return work(words[1])
+    import_lazily("ipaddress", "locale")  # of `urllib.parse`, and of `subprocess`
+    from .options import WrongOptions, complain, read_options
+
     try:
         options = read_options(words)
     except WrongOptions as error:
@@ -47,8 +48,7 @@ def main(words: list[str]) -> int:
                 time.sleep(10.0)
                 continue
             go_on_unpacked(folder, words)
-    if urlsplit(options.url).scheme != "https":
-        leave_out_tls()
+    import_http_client(tls=options.url.lower().startswith("https:"))
     from .machine_agent import MachineAgent
     from .machine_folder import FolderInUse, MachineFolder
 
@@ -61,12 +61,6 @@ def main(words: list[str]) -> int:
         log(f"{options.state} cannot be used: {error}")
         return FAILED
     return MachineAgent(options, state, log=log).run()
-
-
-def leave_out_tls() -> None:
-    """Keep `ssl` out of the memory of an agent whose service has a plain address: `http.client` does without it."""
-    if "ssl" not in sys.modules:
-        sys.modules["ssl"] = None  # type: ignore[assignment]  # its import fails, as where Python has none
 
 
 def log(sentence: str) -> None:

@@ -6,8 +6,13 @@ import contextlib
 import os
 import socket
 import subprocess
-from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+
+from ..launcher.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 QUERY = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader,nounits")
 QUERY_SECONDS = 60.0
@@ -15,7 +20,7 @@ QUERY_SECONDS = 60.0
 VIRTUAL_MODEL = "virtual GPU"
 
 
-class MachineFacts(NamedTuple):
+class MachineFacts(Record):
     """What a machine has: `cpu` in thousandths of a processor, `memory` in MiB."""
 
     gpus: int

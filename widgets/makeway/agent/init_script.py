@@ -15,13 +15,16 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
 
 from ..launcher.attempt import boot_id, start_time
 from ..launcher.files import read_json, write_json
 from ..launcher.processes import stat
 from .environment import machine_environment
 from .programs import AGENT, FLAGS, source_folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 HEAD, TAIL = 4_096, 16_384
 """Bytes of the output that are kept: a report takes 64 KiB of it, where a byte that is none of UTF-8 becomes three"""

@@ -11,7 +11,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from ..launcher.files import number
 from ..launcher.pause import Pause
@@ -24,6 +23,10 @@ from .options import AgentOptions
 from .spot import SpotNotice
 from .worker_order import MachineOrders, read_orders
 from .workers import MachineWorkers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 TICK_SECONDS = 0.5
 REPORT_SECONDS = 10.0

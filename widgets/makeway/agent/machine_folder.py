@@ -10,11 +10,14 @@ import contextlib
 import fcntl
 import os
 import threading
-from typing import Any
 
 from ..launcher.attempt import boot_id
 from ..launcher.files import read_json, write_json
 from ..launcher.removal import remove_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 NO_BOOT_ID = "unknown-boot"
 """The boot of machines whose kernel does not show one"""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import NamedTuple
 from urllib.parse import urlsplit
+
+from ..launcher.record import Record
 
 USAGE = """usage: agent.pyz --url URL --machine ID --token-file FILE [OPTION…]
 
@@ -40,7 +41,7 @@ class WrongOptions(ValueError):
     """The command line cannot be understood; the message says why and what is expected."""
 
 
-class AgentOptions(NamedTuple):
+class AgentOptions(Record):
     """What the agent is started with. `gpus`: a number of virtual ones, None to count real ones."""
 
     url: str

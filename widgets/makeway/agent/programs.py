@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 AGENT = os.path.join("makeway", "agent")
 LAUNCHER = os.path.join("makeway", "launcher")
@@ -31,7 +34,8 @@ def unpack(archive_path: str, folder: str) -> str:
 
     Those of earlier agents stay, because launchers that run may load modules of them.
     """
-    import hashlib  # these are not kept in the memory of the agent, which goes on in another process
+    import compileall  # these are not kept in the memory of the agent, which goes on in another process
+    import hashlib
     import shutil
     import zipfile
 
@@ -44,6 +48,7 @@ def unpack(archive_path: str, folder: str) -> str:
         shutil.rmtree(part, ignore_errors=True)
         with zipfile.ZipFile(archive_path) as content:
             content.extractall(part)
+        compileall.compile_dir(part, ddir=target, quiet=2)  # also a compiler takes memory, which it does not give back
         os.rename(part, target)
     for name in os.listdir(folder):
         if ".part-" in name:
@@ -52,5 +57,9 @@ def unpack(archive_path: str, folder: str) -> str:
 
 
 def go_on_unpacked(folder: str, words: list[str]) -> NoReturn:
-    """Replace this process by the agent of a folder, with the same command line."""
-    os.execv(sys.executable, [sys.executable, *FLAGS, os.path.join(folder, AGENT), *words])
+    """Replace this process by the agent of a folder, with the same command line.
+
+    Its threads share the memory that the C library keeps ready; launchers and scripts get nothing of this variable.
+    """
+    env = {"MALLOC_ARENA_MAX": "1", **os.environ}
+    os.execve(sys.executable, [sys.executable, *FLAGS, os.path.join(folder, AGENT), *words], env)

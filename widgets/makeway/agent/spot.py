@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import calendar
 import contextlib
 import http.client
 import json
@@ -96,6 +95,8 @@ def _answer(connection: http.client.HTTPConnection) -> tuple[int, str]:
 
 
 def _time(text: str) -> float:
+    import calendar  # the agent keeps it out of its memory
+
     result = TIME.fullmatch(str(text))
     if result is None:
         raise ValueError(f"{text!r} is no time")

@@ -13,13 +13,16 @@ import fcntl
 import json
 import os
 import sys
-from typing import Any
 
 from ..launcher.attempt import boot_id, start_time
 from ..launcher.files import read_json, write_json
 from .environment import NO_GPUS, machine_environment
 from .init_script import own_record
 from .programs import FLAGS, LAUNCHER, source_folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 EARLIER_RECORD = "worker.json"
 """In the folder of the worker: the record as agents of earlier releases have left it"""

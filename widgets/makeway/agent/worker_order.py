@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
 from ..launcher.files import exact_integer
+from ..launcher.record import Record
 from ..launcher.removal import JOB_ID
 
 MAX_JOB_ID_LENGTH = 128
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 if TYPE_CHECKING:  # Python 3.8 cannot evaluate it
     WorkerKey = tuple[str, int, int]
     """A worker: the id of its job, the number of its attempt, and its own number"""
 
 
-class WorkerOrder(NamedTuple):
+class WorkerOrder(Record):
     """One worker that has to run; its launcher gets these fields as JSON.
 
     `url` and `token`: where its launcher reports to the service, and by which token. `image`: "" runs it without a
@@ -42,7 +44,7 @@ class WorkerOrder(NamedTuple):
         return (self.job, self.attempt, self.worker)
 
 
-class MachineOrders(NamedTuple):
+class MachineOrders(Record):
     """All orders of a machine. `drain`: no further workers will be ordered. `stop`: the machine has to power off.
 
     `unreadable`: workers whose key can be read, but not the rest of their order. `complete`: every key could be read,

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..launcher.attempt import CREDENTIALS
 from ..launcher.removal import remove_tree
@@ -24,7 +23,10 @@ from .programs import AGENT, FLAGS, source_folder
 from .starter import GIVEN_UP, agent_file_of, read_record, recorded_exit_code
 from .worker_order import MachineOrders, WorkerOrder, valid_key
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, BinaryIO
+
     from .worker_order import WorkerKey
 
 UNWANTED_SECONDS = 10.0

@@ -7,14 +7,15 @@ import errno
 import math
 import os
 import shlex
-from typing import TYPE_CHECKING, Any
 
 from .files import create_file, read_json, write_json, write_whole
 from .processes import stat
 from .removal import remove_tree
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 
 LIBRARY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "library")

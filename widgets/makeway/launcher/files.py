@@ -10,7 +10,10 @@ import contextlib
 import json
 import os
 import stat
-from typing import Any, BinaryIO
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO
 
 MAX_SIZE = 2**20
 """Bytes of a report; as many as the service reads"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import os
 
 MAX_PAUSE = 10.0
 """Seconds between two tries while the service is unavailable, at most (half as much more by chance)"""
@@ -18,4 +18,5 @@ class Pause:
     def next(self, minimum: float = 0.0) -> float:
         """Return the next pause in seconds."""
         seconds, self._seconds = self._seconds, min(self._max_seconds, self._seconds * 2)
-        return max(minimum, seconds) * (0.5 + random.random())
+        chance = int.from_bytes(os.urandom(4), "big") / 2**32  # `random` takes memory of each launcher and agent
+        return max(minimum, seconds) * (0.5 + chance)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from typing import NamedTuple
+
+from .record import Record
 
 
-class Stat(NamedTuple):
+class Stat(Record):
     """A process that is there; `start` in clock ticks since boot."""
 
     state: str

@@ -5,20 +5,25 @@ Used by `remote.py`. A request is sent once; what it means that there was no ans
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
 import io
 import json
+import os
+import re
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from .outage import Outage
+from .record import Record
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     import ssl
+    from typing import Any
 
 TIMEOUT = 20.0
 """Seconds for one answer"""
@@ -36,18 +41,54 @@ MAX_WAIT = 60.0
 """Seconds after which a request is tried again, whatever the answer asked for"""
 
 
+HASHED_NAME = re.compile(r"[0-9a-f]{8}\.[0-9]+")
+"""A certificate in a folder that OpenSSL can look it up in"""
 TOO_FAST = 429
 """The status of an answer that only asks for patience"""
 
 
-@functools.lru_cache(maxsize=None)  # noqa: UP033 - Python 3.8 has no functools.cache
-def _tls_context() -> ssl.SSLContext:
-    """Return what all connections share: the certificates of all authorities take megabytes in each context."""
-    import ssl  # an agent whose service has a plain address does without it
+class _Authorities:
+    """The TLS context that all connections of a process share: it trusts what OpenSSL trusts on this machine.
 
-    context = ssl.create_default_context()
-    context.set_alpn_protocols(["http/1.1"])
-    return context
+    A folder of certificates that are named by their hashes is read when a certificate is verified, and then one file of
+    it; the file of all of them takes 1.3 MB. It is read where there is no such folder, and where that was not enough.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._context: ssl.SSLContext | None = None
+        self._whole = False
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context, made at the first call."""
+        import ssl  # an agent whose service has a plain address does without it
+
+        with self._lock:
+            if self._context is None:
+                folder = "" if self._whole or os.environ.get("SSL_CERT_FILE") else _hashed_folder()
+                self._context = ssl.create_default_context(capath=folder or None)
+                self._context.set_alpn_protocols(["http/1.1"])
+            return self._context
+
+    def reload(self) -> bool:
+        """Read all authorities again, as there may be a new one; return whether the file had not been read before."""
+        with self._lock:
+            self._context, first, self._whole = None, not self._whole, True
+            return first
+
+
+def _hashed_folder() -> str:
+    """Return the folder in which OpenSSL finds certificates by their hashes; "" where there is none."""
+    import ssl
+
+    folder = ssl.get_default_verify_paths().capath or ""
+    with contextlib.suppress(OSError):
+        if folder and any(HASHED_NAME.fullmatch(name) for name in os.listdir(folder)):
+            return folder
+    return ""
+
+
+AUTHORITIES = _Authorities()
 
 
 class Unavailable(OSError):
@@ -80,7 +121,7 @@ class Rejected(OSError):
         self.numbers = numbers
 
 
-class Reply(NamedTuple):
+class Reply(Record):
     """An answer as it came."""
 
     status: int
@@ -170,8 +211,8 @@ class Service:
                 return self._exchange(method, path, body, headers, timeout, max_bytes)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self.close()
-                if self._secure and "CERTIFICATE_VERIFY_FAILED" in str(error):
-                    _tls_context.cache_clear()  # the file of the authorities may have a new one meanwhile
+                if self._secure and "CERTIFICATE_VERIFY_FAILED" in str(error) and AUTHORITIES.reload():
+                    continue
                 if not (kept and isinstance(error, (ConnectionError, http.client.RemoteDisconnected))):
                     self._outage.failed(str(error) or type(error).__name__)
                     raise Unavailable(f"the service does not answer: {error or type(error).__name__}") from error
@@ -196,7 +237,7 @@ class Service:
         if connection is None:
             if self._secure:
                 connection = http.client.HTTPSConnection(
-                    self._host, self._port, timeout=timeout, context=_tls_context()
+                    self._host, self._port, timeout=timeout, context=AUTHORITIES.context()
                 )
             else:
                 connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
