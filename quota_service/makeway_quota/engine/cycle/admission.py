@@ -94,11 +94,11 @@ def is_still_free(parts: tuple[WorkerPlacement, ...], group: WorkloadGroup) -> b
     for part in parts:
         node, many = part.node, hosted[part.node.node.name]
         cpu, memory = many * group.need.cpu, many * group.need.memory
-        if cpu and min(node.cpu_open, node.cpu_future) < cpu:
+        if cpu and min(node.cpu_unused, node.cpu_free_later) < cpu:
             return False
-        if memory and min(node.memory_open, node.memory_future) < memory:
+        if memory and min(node.memory_unused, node.memory_free_later) < memory:
             return False
-        if min(node.pods_open, node.pods_future) < many:
+        if min(node.pods_unused, node.pods_free_later) < many:
             return False
     return True
 

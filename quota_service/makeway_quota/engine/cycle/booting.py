@@ -66,7 +66,7 @@ def find_when_ready(pool: PoolState, need: Need) -> tuple[WorkerPlacement, ...]:
         return ()
     parts: list[WorkerPlacement] = []
     for count, node in (*chosen, *ready):
-        free, idle = list(node.future), None if node.boots else node.free
+        free, idle = list(node.free_later), None if node.boots else node.free
         for _ in range(min(count, need.min_workers - len(parts))):
             parts.append(WorkerPlacement(len(parts), node, *pick(need, free, idle)))
     return tuple(parts)

@@ -41,7 +41,7 @@ def _must_wait(group: WorkloadGroup, nomination: Allocation) -> bool:
     """Whether all devices of a nomination are in use and no pool has enough others; False is not certain."""
     if not group.need.whole_devices or any(may_have_enough_gpus(pool, group.need) for pool in group.pools):
         return False
-    return all(part.node.open[at] < GPU for part in nomination.parts for at in part.devices)
+    return all(part.node.unused[at] < GPU for part in nomination.parts for at in part.devices)
 
 
 def start_nominated(cluster: Cluster, builder: PlanBuilder, over_quota: bool) -> None:

@@ -222,7 +222,7 @@ def _never_fits(cluster: Cluster, group: WorkloadGroup, pool: PoolState) -> Reas
         if pool.nodes and not able:
             fact = Fact("only_jobs", {**_request(group), "pool": name})
             return Reason("too_large", "place", (fact,), {"needs": from_milli(need.total)})
-        largest = max((len(node.open) for node in able), default=0)
+        largest = max((len(node.unused) for node in able), default=0)
         code = "too_large_together" if largest * GPU >= need.gpus else "too_large"
         fact = Fact(code, {**_request(group), "pool": name, "largest_node": largest})
         return Reason("too_large", "place", (fact,), {"needs": from_milli(need.total), "largest_node": largest})
@@ -310,13 +310,13 @@ def _beside_guaranteed(cluster: Cluster, group: WorkloadGroup, pool: PoolState) 
     if not _fits(cluster, pool, need, "spare"):
         return None
     beside = [cluster.pools[other] for other in pool.peer_pools]
-    keeping = [other for other in (pool, *beside) if min(other.guaranteed(), max(other.free, other.future)) > 0]
+    keeping = [other for other in (pool, *beside) if min(other.guaranteed(), max(other.free, other.free_later)) > 0]
     pool = next(iter(keeping), pool)
     name = pool.pool.name
     lines = [(account, line) for account in cluster.ledger.accounts.values() for line in account.reserving(name)]
     teams = dict.fromkeys(a.team.name for a, line in lines if line.quota.reserved > max(line.usage, line.future_usage))
     smallest = next(filter(None, (pool.smallest(node.node.model) for node in pool.nodes if node.usable)), need)
-    kept = from_milli(min(pool.guaranteed(), max(pool.free, pool.future, 0)))
+    kept = from_milli(min(pool.guaranteed(), max(pool.free, pool.free_later, 0)))
     numbers: dict[str, Number] = {"needs": 0, "kept": kept, "guaranteed_to": tuple(sorted(teams)), "pool": name}
     per_worker: dict[str, Number] = {
         "each_gpus": from_milli(smallest.gpus),
@@ -350,8 +350,8 @@ def _nominated(cluster: Cluster, group: WorkloadGroup, pool: PoolState) -> Reaso
     """Return the nominations that keep the workload from idle GPUs, if they are the reason."""
     need, name = group.need, pool.pool.name
     names = _nominees(cluster, pool)  # none: the idle GPUs are held for this very workload
-    if names and _keeper(cluster, group, pool) is None and _fits(cluster, pool, need, "open"):
-        idle = sum(milli for node in pool.nodes if node.usable for milli in node.open if milli > 0)
+    if names and _keeper(cluster, group, pool) is None and _fits(cluster, pool, need, "unused"):
+        idle = sum(milli for node in pool.nodes if node.usable for milli in node.unused if milli > 0)
         numbers: dict[str, Number] = {
             "needs": from_milli(need.total),
             "idle": from_milli(idle),
@@ -371,7 +371,7 @@ def _nominees(cluster: Cluster, pool: PoolState) -> list[str]:
 
 
 def _fits(cluster: Cluster, pool: PoolState, need: Need, which: str) -> bool:
-    """Whether a request fits on what is free, idle (`open`), free whatever runs (`pods`), or was free at `first`.
+    """Whether a request fits on what is free, `unused`, free whatever runs (`pods`), or was free at `first`.
 
     `spare`: CPU and memory are not nominated, either.
     """
@@ -386,16 +386,20 @@ def _fits_somewhere(cluster: Cluster, pool: PoolState, need: Need, which: str) -
     for node in _candidates(cluster, pool, need, which):
         if not node.suits(need):
             continue
-        devices = node.open if which == "open" else node.free
+        devices = node.unused if which == "unused" else node.free
         if which == "first":
             devices = pool.first.get(node.position, devices)
-        cpu, memory, pods = node.cpu_open, node.memory_open, node.pods_open
+        cpu, memory, pods = node.cpu_unused, node.memory_unused, node.pods_unused
         if which == "pods":
             pods = UNLIMITED
         elif which == "first":
             cpu = memory = pods = UNLIMITED
         elif which == "spare":
-            cpu, memory, pods = min(cpu, node.cpu_future), min(memory, node.memory_future), min(pods, node.pods_future)
+            cpu, memory, pods = (
+                min(cpu, node.cpu_free_later),
+                min(memory, node.memory_free_later),
+                min(pods, node.pods_free_later),
+            )
         workers += hosts(need, devices, devices.count(GPU), cpu, memory, pods)
         if workers >= need.min_workers:
             return True
@@ -406,10 +410,10 @@ def _candidates(cluster: Cluster, pool: PoolState, need: Need, which: str) -> It
     """Return the nodes with enough whole devices, where that is known, else all."""
     if not need.whole_devices:
         return pool.nodes
-    if which == "open":
+    if which == "unused":
         asked = ("idle nodes", pool.pool.name)
         if asked not in cluster.answers:
-            cluster.answers[asked] = [node for node in pool.nodes if node.usable and GPU in node.open]
+            cluster.answers[asked] = [node for node in pool.nodes if node.usable and GPU in node.unused]
         idle: list[NodeState] = cluster.answers[asked]
         return idle
     then = pool.first if which == "first" else {}
@@ -467,7 +471,9 @@ def _full(cluster: Cluster, pool: PoolState, need: Need) -> tuple[str, ...]:
     """Return the nodes that run all pods that they may, if the request would fit but for these."""
     if not pool.limits_pods or not _fits(cluster, pool, need, "pods"):
         return ()
-    return tuple(node.node.name for node in pool.nodes if node.usable and min(node.pods_open, node.pods_future) <= 0)
+    return tuple(
+        node.node.name for node in pool.nodes if node.usable and min(node.pods_unused, node.pods_free_later) <= 0
+    )
 
 
 def _stuck(

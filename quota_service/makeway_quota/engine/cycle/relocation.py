@@ -29,7 +29,7 @@ from .admission import MAX_WITHDRAWN, put_back
 def relocate(builder: PlanBuilder, groups: PendingWorkloads) -> bool:
     """Move the victims that get room, in the order of rule 3; return whether any does."""
     cluster = builder.cluster
-    if not builder.started and not any(max(pool.free, pool.future) > 0 for pool in cluster.pools.values()):
+    if not builder.started and not any(max(pool.free, pool.free_later) > 0 for pool in cluster.pools.values()):
         return False
     able = [(groups.group_of(w), w) for w in map(cluster.workloads.__getitem__, builder.evicted)]
     able = [(group, workload) for group, workload in able if group.total and (builder.started or _has_space(group))]
@@ -43,7 +43,7 @@ def relocate(builder: PlanBuilder, groups: PendingWorkloads) -> bool:
 
 def _has_space(group: WorkloadGroup) -> bool:
     """Whether a pool of the group has as many free GPUs as one of it requests; False is certain, True is not."""
-    return any(max(pool.free, pool.future) >= group.total for pool in group.pools)
+    return any(max(pool.free, pool.free_later) >= group.total for pool in group.pools)
 
 
 def _place_in_order(cluster: Cluster, group: WorkloadGroup, workload: Workload) -> tuple[bool, tuple[object, ...]]:

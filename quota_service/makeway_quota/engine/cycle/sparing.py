@@ -80,8 +80,8 @@ def _may_be_needless(builder: PlanBuilder, victim: Allocation) -> bool:
         held = {own: min(held[own], target.milli_gpus + victim.need.gpus) - target.milli_gpus}
     pools = builder.cluster.pools
     for name, amount in held.items():
-        future = pools[name].future
-        if future < amount and future + _movable(builder, pools[name], target) < amount:
+        free_later = pools[name].free_later
+        if free_later < amount and free_later + _movable(builder, pools[name], target) < amount:
             return False
     return True
 
@@ -94,7 +94,7 @@ def _movable(builder: PlanBuilder, pool: PoolState, target: Allocation | None) -
     if len(builder.cluster.pools) == 1:
         return 0
     nominations = _nominations(builder)
-    room = {name: other.future for name, other in builder.cluster.pools.items()}
+    room = {name: other.free_later for name, other in builder.cluster.pools.items()}
     if target is not None:
         room[target.pool.pool.name] += target.milli_gpus
     for _, group, parts in nominations:
@@ -164,12 +164,12 @@ class _PlannedState:
             if name not in self._room and name not in self._parts:
                 continue
             many = sum(len(self._parts.get(other.node.name, ())) for other in node.host)
-            devices = list(node.future)
+            devices = list(node.free_later)
             for part in self._parts.get(name, ()):
                 for at in part.devices:
                     devices[at] += part.milli
-            cpu, memory = node.cpu_future + many * need.cpu, node.memory_future + many * need.memory
-            room += hosts(need, devices, devices.count(GPU), cpu, memory, node.pods_future + many)
+            cpu, memory = node.cpu_free_later + many * need.cpu, node.memory_free_later + many * need.memory
+            room += hosts(need, devices, devices.count(GPU), cpu, memory, node.pods_free_later + many)
         return room < sum(len(self._parts.get(name, ())) for name in nodes)
 
     def on_hosts_of(self, victim: Allocation) -> list[_Nomination]:
@@ -318,8 +318,8 @@ class _Nominations:
 
 
 def _room(node: NodeState) -> Room:
-    future = list(node.future), node.cpu_future, node.memory_future, node.pods_future
-    return Room(node.node.name, node.node.host, *future, tuple(node.free))
+    free_later = list(node.free_later), node.cpu_free_later, node.memory_free_later, node.pods_free_later
+    return Room(node.node.name, node.node.host, *free_later, tuple(node.free))
 
 
 def _pools_for(builder: PlanBuilder, group: WorkloadGroup, old: PoolState) -> list[PoolState]:
@@ -396,9 +396,13 @@ def _overbooked(builder: PlanBuilder, victim: Allocation) -> bool:
     A node can be overbooked without any of these: by foreign pods.
     """
     for part in victim.parts:
-        node, future = part.node, part.node.future
-        lacks_cpu, lacks_memory, lacks_pods = node.cpu_future < 0, node.memory_future < 0, node.pods_future < 0
-        devices = {at for at in part.devices if future[at] < 0}
+        node, free_later = part.node, part.node.free_later
+        lacks_cpu, lacks_memory, lacks_pods = (
+            node.cpu_free_later < 0,
+            node.memory_free_later < 0,
+            node.pods_free_later < 0,
+        )
+        devices = {at for at in part.devices if free_later[at] < 0}
         if not (lacks_cpu or lacks_memory or lacks_pods or devices):
             continue
         for other, need in chain.from_iterable(_planned_on(builder, host_node) for host_node in node.host):

@@ -71,8 +71,8 @@ class Unschedulable:
             for part in allocation.parts_in(pool):
                 at = part.node.position
                 freed[at] = freed.get(at, 0) + len(part.devices)
-        workers = sum(len(bucket) * (size // whole) for size, bucket in enumerate(pool.by_future))
+        workers = sum(len(bucket) * (size // whole) for size, bucket in enumerate(pool.by_free_later))
         for at, devices in freed.items():
-            free = pool.nodes[at].whole_future
+            free = pool.nodes[at].whole_free_later
             workers += (free + devices) // whole - free // whole
         return workers >= group.need.min_workers

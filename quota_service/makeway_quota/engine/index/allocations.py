@@ -370,14 +370,14 @@ def _count(cluster: ClusterState, name: str, need: Need, sign: int) -> None:
 def _place_foreign(node: NodeState) -> None:
     """Take what foreign pods hold off the free devices, from the last one down."""
     rest = node.node.foreign_gpus
-    for at in range(len(node.open) - 1, -1, -1):
+    for at in range(len(node.unused) - 1, -1, -1):
         if rest <= 0:
             break
-        taken = min(rest, max(0, node.open[at]))
-        if node.open[at] == GPU or rest < GPU:
-            node.open[at] -= taken
-            node.future[at] -= taken
-            node.free[at] = min(node.open[at], node.future[at])
+        taken = min(rest, max(0, node.unused[at]))
+        if node.unused[at] == GPU or rest < GPU:
+            node.unused[at] -= taken
+            node.free_later[at] -= taken
+            node.free[at] = min(node.unused[at], node.free_later[at])
             rest -= taken
     node.whole_free = node.free.count(GPU)
-    node.whole_future = node.future.count(GPU)
+    node.whole_free_later = node.free_later.count(GPU)

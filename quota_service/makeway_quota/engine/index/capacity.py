@@ -149,7 +149,7 @@ def capacity(node: NodeState, need: Need) -> int:
     """Return the workers that a node would host, were it empty, whether it is usable or not; none while it boots."""
     if node.boots or not may_run(need, node.node):
         return 0
-    devices = len(node.open) - len(node.node.foreign_devices)
+    devices = len(node.unused) - len(node.node.foreign_devices)
     cpu, memory = node.node.cpu or UNLIMITED, node.node.memory or UNLIMITED
     return hosts(need, [GPU] * devices, devices, cpu, memory, node.node.pods or UNLIMITED)
 

@@ -332,7 +332,7 @@ class ClusterState:
             part.node.allocations.pop(allocation.workload.id, None)
 
     def evict(self, allocation: Allocation) -> None:
-        """Mark an allocation as terminating: what it holds is part of the future, not of now."""
+        """Mark an allocation as terminating: what it holds is free later, not now."""
         allocation.terminating = True
         self._evicted[allocation.workload.id] = allocation
         self.record(allocation, terminating=allocation.milli_gpus)

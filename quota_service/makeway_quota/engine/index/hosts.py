@@ -69,10 +69,10 @@ def shortage_on(node: NodeState, need: Need, returned: Sequence[Need] = ()) -> S
     """
     if not node.host_peers:
         return None
-    devices = len(node.future)
+    devices = len(node.free_later)
     by_devices = devices // need.whole_devices if need.whole_devices else devices * (GPU // max(1, need.gpus))
     many = min(need.min_workers, by_devices)
-    cpu, memory, pods = node.cpu_future, node.memory_future, node.pods_future - len(returned)
+    cpu, memory, pods = node.cpu_free_later, node.memory_free_later, node.pods_free_later - len(returned)
     for other in returned:
         cpu, memory = cpu - other.cpu, memory - other.memory
     result = Shortage(cpu < many * need.cpu, memory < many * need.memory, pods < many)
@@ -99,10 +99,10 @@ def subtract(node: NodeState, taken: Sequence[int], sign: int = 1, for_a_while: 
     node.pool.touch(node)
     if not for_a_while:
         node.pool.moved.append(node)
-    cpu_open, cpu_future, memory_open, memory_future, pods_open, pods_future = taken
-    node.cpu_open -= sign * cpu_open
-    node.cpu_future -= sign * cpu_future
-    node.memory_open -= sign * memory_open
-    node.memory_future -= sign * memory_future
-    node.pods_open -= sign * pods_open
-    node.pods_future -= sign * pods_future
+    cpu_unused, cpu_free_later, memory_unused, memory_free_later, pods_unused, pods_free_later = taken
+    node.cpu_unused -= sign * cpu_unused
+    node.cpu_free_later -= sign * cpu_free_later
+    node.memory_unused -= sign * memory_unused
+    node.memory_free_later -= sign * memory_free_later
+    node.pods_unused -= sign * pods_unused
+    node.pods_free_later -= sign * pods_free_later

@@ -65,7 +65,7 @@ def _add(cluster: Cluster, node: Node) -> set[str]:
         _renumber(pool, at, 1)
         cluster.nodes[node.name] = state
         join_host(cluster, state)
-        pool.widen(len(state.open))
+        pool.widen(len(state.unused))
         pool.add(state)
         state.indexed = True
         pool.touch(state)
@@ -82,7 +82,7 @@ def _add(cluster: Cluster, node: Node) -> set[str]:
 
 
 def take_stuck_off_future(cluster: Cluster, check_all: bool) -> None:
-    """Take what ended attempts hold longer than they may off the future of its nodes; `check_all`: of all."""
+    """Take what ended attempts hold longer than they may off what is free later on its nodes; `check_all`: of all."""
     due = set(cluster.late.nodes) if check_all else set()
     while cluster.late.nodes_at and cluster.late.nodes_at[0][0] <= cluster.now:
         due.add(heappop(cluster.late.nodes_at)[1])
@@ -141,6 +141,6 @@ def _renumber(pool: PoolState, at: int, step: int) -> None:
     """Shift the positions from `at` on by `step`, after a node was added or removed there."""
     for position in range(at, len(pool.nodes)):
         pool.nodes[position].position = position
-    for buckets in (pool.by_free, pool.by_future):
+    for buckets in (pool.by_free, pool.by_free_later):
         for bucket in buckets:
             bucket[:] = [position + step if position >= at else position for position in bucket]

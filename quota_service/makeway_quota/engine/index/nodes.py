@@ -1,6 +1,6 @@
 """Nodes and pools, as they are now and as they will be once all terminating work is gone.
 
-Every device has two numbers: `open`, what is not held now, and `future`, what will not be held once terminating
+Every device has two numbers: `unused`, what is not held now, and `free_later`, what will not be held once terminating
 work is gone and nominated work runs. A start needs both, a nomination only the second; so a nomination keeps
 other work off GPUs that are free already, and never counts what is still in use.
 """
@@ -28,29 +28,29 @@ class NodeState:
     __slots__ = (
         "allocations",
         "boots",
-        "cpu_future",
-        "cpu_open",
+        "cpu_free_later",
+        "cpu_unused",
         "free",
-        "future",
+        "free_later",
         "guessed",
         "host_peers",
         "indexed",
         "listed",
-        "memory_future",
-        "memory_open",
+        "memory_free_later",
+        "memory_unused",
         "node",
-        "open",
         "overfull",
         "own",
         "placed",
-        "pods_future",
-        "pods_open",
+        "pods_free_later",
+        "pods_unused",
         "pool",
         "position",
         "size",
+        "unused",
         "usable",
         "whole_free",
-        "whole_future",
+        "whole_free_later",
     )
 
     def __init__(self, node: Node, pool: PoolState, position: int, stuck_before: float) -> None:
@@ -68,7 +68,7 @@ class NodeState:
     def empty(self, node: Node, stuck_before: float) -> None:
         """Remove all allocations and apply the node's present record; only while it is `inadmissible`.
 
-        What terminates on it with a deadline of `stuck_before` or earlier is gone from the future, too.
+        What terminates on it with a deadline of `stuck_before` or earlier is not free later, either.
         """
         give_back(self)
         self.node = node
@@ -77,35 +77,39 @@ class NodeState:
         self.usable = node.ready and not node.cordoned
         self.boots = node.boots
         """Whether it takes work at a known time, and none before."""
-        self.open = [0 if d in node.foreign_devices else GPU for d in devices_of(node)]
-        self.size = max(0, sum(self.open) - node.foreign_gpus)
-        self.cpu_open = node.cpu - node.foreign_cpu if node.cpu else UNLIMITED
-        self.memory_open = node.memory - node.foreign_memory if node.memory else UNLIMITED
-        self.pods_open = node.pods - node.foreign_pods if node.pods else UNLIMITED
-        self.cpu_future, self.memory_future, self.pods_future = self.cpu_open, self.memory_open, self.pods_open
+        self.unused = [0 if d in node.foreign_devices else GPU for d in devices_of(node)]
+        self.size = max(0, sum(self.unused) - node.foreign_gpus)
+        self.cpu_unused = node.cpu - node.foreign_cpu if node.cpu else UNLIMITED
+        self.memory_unused = node.memory - node.foreign_memory if node.memory else UNLIMITED
+        self.pods_unused = node.pods - node.foreign_pods if node.pods else UNLIMITED
+        self.cpu_free_later, self.memory_free_later, self.pods_free_later = (
+            self.cpu_unused,
+            self.memory_unused,
+            self.pods_unused,
+        )
         self.pool.limits_pods |= bool(node.pods)
         self.pool.limits_sessions |= not node.sessions
-        self.future = list(self.open)
+        self.free_later = list(self.unused)
         for pod in node.terminating:
             self._hold(pod, pod.deadline <= stuck_before)
-        self.free = list(self.open)  # what is open is never more than the future here
-        self.whole_free, self.whole_future = self.free.count(GPU), self.future.count(GPU)
+        self.free = list(self.unused)  # no nominations yet: no more is unused than is free later
+        self.whole_free, self.whole_free_later = self.free.count(GPU), self.free_later.count(GPU)
         self.allocations.clear()
         for other in self.host_peers:
             subtract(self, other.own)
 
     def _hold(self, ended: Terminating, stuck: bool) -> None:
-        """Take what an ended attempt still holds off what is open; what is stuck, off the future as well."""
+        """Take what an ended attempt still holds off what is unused; what is stuck, off what is free later as well."""
         at = {index: position for position, index in enumerate(devices_of(self.node))}
         for position in (at[device] for device in ended.devices if device in at):
-            self.open[position] -= ended.milli
-            self.future[position] -= stuck * ended.milli
-        self.cpu_open -= ended.cpu
-        self.memory_open -= ended.memory
-        self.cpu_future -= stuck * ended.cpu
-        self.memory_future -= stuck * ended.memory
-        self.pods_open -= ended.pods
-        self.pods_future -= stuck * ended.pods
+            self.unused[position] -= ended.milli
+            self.free_later[position] -= stuck * ended.milli
+        self.cpu_unused -= ended.cpu
+        self.memory_unused -= ended.memory
+        self.cpu_free_later -= stuck * ended.cpu
+        self.memory_free_later -= stuck * ended.memory
+        self.pods_unused -= ended.pods
+        self.pods_free_later -= stuck * ended.pods
         if self.node.host:
             take(self, ended.cpu, ended.memory, ended.pods, 1, stuck)
 
@@ -130,54 +134,54 @@ class NodeState:
         """Whether the devices of each allocation depend on the others of the node, as some are unknown."""
         return bool(self.guessed or self.node.foreign_gpus)
 
-    def future_sum(self) -> int:
+    def free_later_sum(self) -> int:
         """Return the milli-GPUs that will be free; what an overfull node lacks is not taken off the other nodes'."""
-        return sum([milli for milli in self.future if milli > 0]) if self.overfull else sum(self.future)
+        return sum([milli for milli in self.free_later if milli > 0]) if self.overfull else sum(self.free_later)
 
     def shift(self, part: WorkerPlacement, need: Need, now: int, later: int, for_a_while: bool = False) -> None:
-        """Add `now` times the part to what is open and `later` times to the future (each -1, 0 or 1).
+        """Add `now` times the part to what is unused and `later` times to what is free later (each -1, 0 or 1).
 
         What is taken `for_a_while` is no worker, and is returned before any forecast reads the node.
         """
-        milli, opened, future, free = part.milli, self.open, self.future, self.free
+        milli, unused, free_later, free = part.milli, self.unused, self.free_later, self.free
         self.pool.touch(self)
         if later > 0 and self.boots:
             self.pool.booting_room.clear()
         if not for_a_while:
             self.pool.moved.append(self)
-            self.pods_open += now
-            self.pods_future += later
-        whole_free, whole_future = self.whole_free, self.whole_future
-        freed, before = 0, self.future_sum() if self.overfull and later else 0
+            self.pods_unused += now
+            self.pods_free_later += later
+        whole_free, whole_free_later = self.whole_free, self.whole_free_later
+        freed, before = 0, self.free_later_sum() if self.overfull and later else 0
         for at in part.devices:
             if later:
-                whole_future -= future[at] == GPU
-                future[at] += later * milli
-                whole_future += future[at] == GPU
-            opened[at] += now * milli
-            free_now = opened[at] if opened[at] < future[at] else future[at]
+                whole_free_later -= free_later[at] == GPU
+                free_later[at] += later * milli
+                whole_free_later += free_later[at] == GPU
+            unused[at] += now * milli
+            free_now = unused[at] if unused[at] < free_later[at] else free_later[at]
             if free_now < 0 and self.overfull:
                 free_now = 0
             whole_free += (free_now == GPU) - (free[at] == GPU)
             freed += free_now - free[at]
             free[at] = free_now
-        self.cpu_open += now * need.cpu
-        self.cpu_future += later * need.cpu
-        self.memory_open += now * need.memory
-        self.memory_future += later * need.memory
+        self.cpu_unused += now * need.cpu
+        self.cpu_free_later += later * need.cpu
+        self.memory_unused += now * need.memory
+        self.memory_free_later += later * need.memory
         if self.node.host:
             take(self, need.cpu, need.memory, 0 if for_a_while else 1, -now, -later, for_a_while)
         if self.usable and self.indexed:
             self.pool.free += freed
-            more = self.future_sum() - before if self.overfull and later else later * milli * len(part.devices)
-            self.pool.future += more
-            if whole_free != self.whole_free or whole_future != self.whole_future:
-                self.pool.reindex(self, whole_free, whole_future)
-        self.whole_free, self.whole_future = whole_free, whole_future
+            more = self.free_later_sum() - before if self.overfull and later else later * milli * len(part.devices)
+            self.pool.free_later += more
+            if whole_free != self.whole_free or whole_free_later != self.whole_free_later:
+                self.pool.reindex(self, whole_free, whole_free_later)
+        self.whole_free, self.whole_free_later = whole_free, whole_free_later
 
     def see_overfull(self) -> None:
         """Note whether more is held than the node shows; only while it is `inadmissible` and nothing is nominated."""
-        self.overfull = bool(self.guessed) and min(self.open, default=0) < 0
+        self.overfull = bool(self.guessed) and min(self.unused, default=0) < 0
         if self.overfull:
             self.free = [max(0, milli) for milli in self.free]
 
@@ -190,9 +194,16 @@ class NodeState:
     def workers(self, need: Need, in_future: bool) -> int:
         """Return how many workers of this request the node could host, now or in the future."""
         if in_future:
-            return hosts(need, self.future, self.whole_future, self.cpu_future, self.memory_future, self.pods_future)
-        cpu, memory = min(self.cpu_open, self.cpu_future), min(self.memory_open, self.memory_future)
-        pods = self.pods_open if self.pods_open < self.pods_future else self.pods_future
+            return hosts(
+                need,
+                self.free_later,
+                self.whole_free_later,
+                self.cpu_free_later,
+                self.memory_free_later,
+                self.pods_free_later,
+            )
+        cpu, memory = min(self.cpu_unused, self.cpu_free_later), min(self.memory_unused, self.memory_free_later)
+        pods = self.pods_unused if self.pods_unused < self.pods_free_later else self.pods_free_later
         return hosts(need, self.free, self.whole_free, cpu, memory, pods)
 
 
@@ -306,10 +317,10 @@ class PoolState:
         "booting_room",
         "bounds",
         "by_free",
-        "by_future",
+        "by_free_later",
         "first",
         "free",
-        "future",
+        "free_later",
         "guaranteed",
         "held",
         "limits_pods",
@@ -333,8 +344,8 @@ class PoolState:
         self.nodes: list[NodeState] = []
         self.rank = {name: at for at, name in reversed(list(enumerate(pool.profiles)))}
         self.by_free: list[list[int]] = []
-        self.by_future: list[list[int]] = []
-        self.free = self.future = self.total = 0
+        self.by_free_later: list[list[int]] = []
+        self.free = self.free_later = self.total = 0
         self.limits_pods = False
         """Whether a node of the pool runs so many pods at most."""
         self.limits_sessions = False
@@ -369,8 +380,8 @@ class PoolState:
 
     def index(self) -> None:
         """Build the index from the nodes."""
-        size = max((len(n.open) for n in self.nodes), default=0) + 1
-        self.by_free, self.by_future = [[] for _ in range(size)], [[] for _ in range(size)]
+        size = max((len(n.unused) for n in self.nodes), default=0) + 1
+        self.by_free, self.by_free_later = [[] for _ in range(size)], [[] for _ in range(size)]
         for node in self.nodes:
             node.indexed = True
             self.add(node)
@@ -383,7 +394,7 @@ class PoolState:
 
     def widen(self, devices: int) -> None:
         """Extend the index to nodes with so many devices."""
-        for buckets in (self.by_free, self.by_future):
+        for buckets in (self.by_free, self.by_free_later):
             buckets.extend([] for _ in range(devices + 1 - len(buckets)))
 
     def begin(self) -> None:
@@ -415,9 +426,9 @@ class PoolState:
             self.booting_room.clear()
         if node.usable:
             self.free -= sum(node.free)
-            self.future -= node.future_sum()
+            self.free_later -= node.free_later_sum()
             self.total -= node.size
-            for buckets, at in ((self.by_free, node.whole_free), (self.by_future, node.whole_future)):
+            for buckets, at in ((self.by_free, node.whole_free), (self.by_free_later, node.whole_free_later)):
                 del buckets[at][bisect_left(buckets[at], node.position)]
 
     def add(self, node: NodeState) -> None:
@@ -428,10 +439,10 @@ class PoolState:
             self.booting_room.clear()
         if node.usable:
             self.free += sum(node.free)
-            self.future += node.future_sum()
+            self.free_later += node.free_later_sum()
             self.total += node.size
             insort(self.by_free[node.whole_free], node.position)
-            insort(self.by_future[node.whole_future], node.position)
+            insort(self.by_free_later[node.whole_free_later], node.position)
 
     def booting_order(self) -> list[NodeState]:
         """Return the nodes that boot, the one that is ready first before the others."""
@@ -447,15 +458,15 @@ class PoolState:
         known = self.booting_room.get(devices)
         nodes = self.booting_order() if known is None else known
         if devices:
-            nodes = self.booting_room[devices] = [node for node in nodes if node.whole_future >= devices]
+            nodes = self.booting_room[devices] = [node for node in nodes if node.whole_free_later >= devices]
         return nodes
 
-    def reindex(self, node: NodeState, whole_free: int, whole_future: int) -> None:
+    def reindex(self, node: NodeState, whole_free: int, whole_free_later: int) -> None:
         """Move a node between the buckets of the index."""
         if node.whole_free != whole_free:
             _move(self.by_free, node.position, node.whole_free, whole_free)
-        if node.whole_future != whole_future:
-            _move(self.by_future, node.position, node.whole_future, whole_future)
+        if node.whole_free_later != whole_free_later:
+            _move(self.by_free_later, node.position, node.whole_free_later, whole_free_later)
 
 
 def _move(buckets: list[list[int]], position: int, old: int, new: int) -> None:

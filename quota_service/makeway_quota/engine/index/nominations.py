@@ -57,15 +57,15 @@ def fits_later(parts: Iterable[WorkerPlacement], need: Need) -> bool:
     for part in parts:
         node = part.node
         hosted[node.node.name] = count = hosted.get(node.node.name, 0) + 1
-        if (need.cpu and node.cpu_future < count * need.cpu) or (
-            need.memory and node.memory_future < count * need.memory
+        if (need.cpu and node.cpu_free_later < count * need.cpu) or (
+            need.memory and node.memory_free_later < count * need.memory
         ):
             return False
-        if node.pods_future < count:
+        if node.pods_free_later < count:
             return False
         for at in part.devices:
             key = (node.node.name, at)
             wanted[key] = wanted.get(key, 0) + part.milli
-            if node.future[at] < wanted[key]:
+            if node.free_later[at] < wanted[key]:
                 return False
     return True

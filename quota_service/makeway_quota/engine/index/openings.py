@@ -42,8 +42,13 @@ class Opening(NamedTuple):
 
 def openings(node: NodeState, need: Need, now: float, allocations: Allocations, before: When) -> Iterator[Opening]:
     """List the moments before `before` at which a node can host more workers, up to the least that is needed."""
-    devices, whole, cpu, memory = list(node.future), node.whole_future, node.cpu_future, node.memory_future
-    pods = node.pods_future
+    devices, whole, cpu, memory = (
+        list(node.free_later),
+        node.whole_free_later,
+        node.cpu_free_later,
+        node.memory_free_later,
+    )
+    pods = node.pods_free_later
     many = hosts(need, devices, whole, cpu, memory, pods)
     if many:
         when = now

@@ -52,8 +52,8 @@ def _workers(node: NodeState, need: Need, in_future: bool, spare: Spare | None) 
 def may_have_enough_gpus(pool: PoolState, need: Need, in_future: bool = False) -> bool:
     """Whether the number of free GPUs could be enough; False is certain, True is not."""
     if not need.whole_devices:
-        return (pool.future if in_future else pool.free) >= need.total
-    buckets, whole = pool.by_future if in_future else pool.by_free, need.whole_devices
+        return (pool.free_later if in_future else pool.free) >= need.total
+    buckets, whole = pool.by_free_later if in_future else pool.by_free, need.whole_devices
     if need.min_workers == 1:
         return any(buckets[whole:])
     return sum([len(bucket) * (size // whole) for size, bucket in enumerate(buckets) if bucket]) >= need.min_workers
@@ -82,7 +82,7 @@ def _packed_placement(pool: PoolState, need: Need, spare: Spare | None) -> tuple
 def _node_for_worker(pool: PoolState, need: Need, in_future: bool, spare: Spare | None) -> NodeState | None:
     if 0 < need.gpus < GPU:
         return _node_for_share(pool, need, in_future)
-    buckets = pool.by_future if in_future else pool.by_free
+    buckets = pool.by_free_later if in_future else pool.by_free
     sizes = range(need.whole_devices, len(buckets))
     for size in reversed(sizes) if pool.pool.strategy == "spread" else sizes:
         for position in buckets[size]:
@@ -98,8 +98,8 @@ def _node_for_share(pool: PoolState, need: Need, in_future: bool) -> NodeState |
     for node in pool.nodes:
         if not node.suits(need) or not node.workers(need, in_future):
             continue
-        free = min(f for f in (node.future if in_future else node.free) if f >= need.gpus)
-        whole = node.whole_future if in_future else node.whole_free
+        free = min(f for f in (node.free_later if in_future else node.free) if f >= need.gpus)
+        whole = node.whole_free_later if in_future else node.whole_free
         key = (free, -whole if pool.pool.strategy == "spread" else whole, node.position)
         if best is None or key < best:
             best = key
@@ -109,7 +109,7 @@ def _node_for_share(pool: PoolState, need: Need, in_future: bool) -> NodeState |
 def _gang_placement(pool: PoolState, need: Need, in_future: bool, spare: Spare | None) -> tuple[WorkerPlacement, ...]:
     if not may_have_enough_gpus(pool, need, in_future):
         return ()
-    buckets = pool.by_future if in_future else pool.by_free
+    buckets = pool.by_free_later if in_future else pool.by_free
     nodes = (pool.nodes[at] for bucket in buckets[need.whole_devices :] for at in bucket)
     candidates = [(_workers(node, need, in_future, spare), node) for node in nodes if node.suits(need)]
     candidates = [(count, node) for count, node in candidates if count]
@@ -128,7 +128,7 @@ def _gang_placement(pool: PoolState, need: Need, in_future: bool, spare: Spare |
 
 
 def _parts_on(node: NodeState, need: Need, first: int, count: int, in_future: bool) -> tuple[WorkerPlacement, ...]:
-    free = list(node.future if in_future else node.free)
+    free = list(node.free_later if in_future else node.free)
     avoid = node.free if in_future else None
     parts = []
     for worker in range(first, first + count):
@@ -174,7 +174,7 @@ def _free_in(cluster: Cluster, pools: Collection[str], in_future: bool) -> int:
 
 
 def _available(cluster: Cluster, pool: PoolState, in_future: bool) -> int:
-    free = pool.future if in_future else pool.free
+    free = pool.free_later if in_future else pool.free
     if pool.pool.capacity is not None:
         name = pool.pool.name
         used = (

@@ -68,6 +68,6 @@ def _step(count: int) -> int:
 
 
 def _remaining(node: NodeState) -> NodeCapacity:
-    cpu, memory = min(node.cpu_open, node.cpu_future), min(node.memory_open, node.memory_future)
-    takes = node.usable and min(node.pods_open, node.pods_future) > 0
+    cpu, memory = min(node.cpu_unused, node.cpu_free_later), min(node.memory_unused, node.memory_free_later)
+    takes = node.usable and min(node.pods_unused, node.pods_free_later) > 0
     return NodeCapacity(node.free, max(0, cpu) if takes else -1, max(0, memory), node.node.model)

@@ -75,19 +75,19 @@ def useful(node: NodeState, in_future: bool, many: int = 0, need: Need = _NOTHIN
         return 0
     devices, cpu, memory, pods = _without_holds(node)
     if not in_future:
-        cpu, memory, pods = min(cpu, node.cpu_open), min(memory, node.memory_open), min(pods, node.pods_open)
-        devices = [max(0, min(pair)) for pair in zip(devices, node.open, strict=True)]
+        cpu, memory, pods = min(cpu, node.cpu_unused), min(memory, node.memory_unused), min(pods, node.pods_unused)
+        devices = [max(0, min(pair)) for pair in zip(devices, node.unused, strict=True)]
     cpu, memory, pods = cpu - many * need.cpu, memory - many * need.memory, pods - many
     return smallest.gpus * hosts(smallest, devices, devices.count(GPU), cpu, memory, pods)
 
 
 def _without_holds(node: NodeState) -> tuple[list[int], int, int, int]:
     """Return the future devices, CPU, memory and pods of a node; what is only held, for a while, is free."""
-    devices, cpu, memory = list(node.future), node.cpu_future, node.memory_future
+    devices, cpu, memory = list(node.free_later), node.cpu_free_later, node.memory_free_later
     for host_node in node.host:
         for part, need in host_node.pool.held:
             if part.node is host_node:
                 cpu, memory = cpu + need.cpu, memory + need.memory
                 for at in part.devices if host_node is node else ():
                     devices[at] += part.milli
-    return devices, cpu, memory, node.pods_future
+    return devices, cpu, memory, node.pods_free_later

@@ -100,7 +100,7 @@ def _beside_guaranteed(cluster: Cluster, group: WorkloadGroup, pool: str) -> Rea
 def _nominated(cluster: Cluster, group: WorkloadGroup, pool: str) -> Reason | None:
     if not any(n.pool == pool for n in cluster.nominations.values()) or _kept_from(cluster, group, pool):
         return None
-    return ("nominated", "nomination") if _fits(cluster, pool, group.need, cluster.open) else None
+    return ("nominated", "nomination") if _fits(cluster, pool, group.need, cluster.unused) else None
 
 
 def _not_there(decisions: Decisions, group: WorkloadGroup, pool: str) -> Reason:
@@ -122,7 +122,7 @@ def _free_of_nominations(cluster: Cluster) -> Callable[[str], FreeResources]:
     """Return what is free of GPUs, with all the CPU and memory that nothing holds now."""
 
     def free(name: str) -> FreeResources:
-        now = cluster.open(name)
+        now = cluster.unused(name)
         return FreeResources(cluster.free(name).devices, now.cpu, now.memory, now.pods)
 
     return free

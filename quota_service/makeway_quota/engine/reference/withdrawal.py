@@ -165,7 +165,7 @@ def _overbooked(cluster: Cluster, names: Sequence[str], victim: Allocation) -> b
         del trial.nominations[name]
     unplanned = _without_decisions(trial)
     for part in victim.parts:
-        free, before = trial.future(part.node), unplanned.future(part.node)
+        free, before = trial.free_later(part.node), unplanned.free_later(part.node)
         devices = any(free.devices[at] < min(0, before.devices[at]) for at in part.devices)
         pods = free.pods < min(0, before.pods)
         if devices or pods or free.cpu < min(0, before.cpu) or free.memory < min(0, before.memory):
@@ -260,7 +260,7 @@ def _places(
 
 
 def _room(cluster: Cluster, name: str) -> Room:
-    future = cluster.future(name)
+    future = cluster.free_later(name)
     return Room(name, cluster.nodes[name].host, *future, cluster.free(name).devices)
 
 
@@ -296,7 +296,7 @@ def _displaced(trial: Cluster, names: Sequence[str]) -> list[str]:
     taken = {name: trial.nominations.pop(name) for name in names}
     displaced: list[str] = []
     for name, old in taken.items():
-        if trial.holds_parts(old.need, old.parts, trial.future):
+        if trial.holds_parts(old.need, old.parts, trial.free_later):
             trial.nominate(old.workload, old.parts)
         else:
             displaced.append(name)

@@ -166,10 +166,10 @@ def _may_move(preemptor: Preemptor, allocation: Allocation) -> bool:
 
 def _min_moved(preemptor: Preemptor, node: NodeState) -> int:
     """Return a lower bound of the milli-GPUs that must move off a node: those in use on the devices that are needed."""
-    missing = preemptor.need.whole_devices - node.whole_future
+    missing = preemptor.need.whole_devices - node.whole_free_later
     if missing <= 0 or node.overfull or any(allocation.started_in_plan for allocation in node.allocations.values()):
         return 0
-    return sum(sorted([GPU - milli for milli in node.future if milli < GPU])[:missing])
+    return sum(sorted([GPU - milli for milli in node.free_later if milli < GPU])[:missing])
 
 
 def _option(preemptor: Preemptor, node: NodeState, staying: Sequence[Allocation] = ()) -> _Option | None:
@@ -234,7 +234,12 @@ def _only_workers_that_must(
 
 
 def _room(preemptor: Preemptor, node: NodeState, gone: Iterable[_Displaced], workers: int) -> bool:
-    devices, cpu, memory, pods = list(node.future), node.cpu_future, node.memory_future, node.pods_future
+    devices, cpu, memory, pods = (
+        list(node.free_later),
+        node.cpu_free_later,
+        node.memory_free_later,
+        node.pods_free_later,
+    )
     for allocation, parts in gone:
         for part in parts:
             cpu += allocation.need.cpu

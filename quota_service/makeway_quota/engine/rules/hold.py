@@ -85,7 +85,7 @@ class Hold:
         for part in allocation.parts:
             for at, opening in enumerate(self.openings):
                 if opening.node is part.node:
-                    whole = sum(part.milli + part.node.open[device] == GPU for device in part.devices)
+                    whole = sum(part.milli + part.node.unused[device] == GPU for device in part.devices)
                     cpu, memory = opening.cpu - allocation.need.cpu, opening.memory - allocation.need.memory
                     self.openings[at] = opening._replace(whole=opening.whole - whole, cpu=cpu, memory=memory)
 
@@ -112,10 +112,10 @@ class Hold:
 
 def _shift(part: WorkerPlacement, need: Need, sign: int) -> None:
     """Take what is held (-1), or return it (1); untouched devices as one part."""
-    node, future, free = part.node, part.node.future, GPU if sign > 0 else 0
+    node, free_later, free = part.node, part.node.free_later, GPU if sign > 0 else 0
     simple = part.milli == GPU and need is _GPUS_ALONE
     for at in part.devices if simple else ():
-        if future[at] != GPU - free or node.open[at] != GPU:
+        if free_later[at] != GPU - free or node.unused[at] != GPU:
             simple = False  # a nomination has taken some of it meanwhile
     if not simple:
         node.shift(part, need, 0, sign, for_a_while=True)
@@ -123,12 +123,12 @@ def _shift(part: WorkerPlacement, need: Need, sign: int) -> None:
     pool, many = node.pool, sign * len(part.devices)
     pool.touch(node)
     for at in part.devices:
-        node.free[at] = future[at] = free
+        node.free[at] = free_later[at] = free
     pool.free += many * GPU
-    pool.future += many * GPU
-    pool.reindex(node, node.whole_free + many, node.whole_future + many)
+    pool.free_later += many * GPU
+    pool.reindex(node, node.whole_free + many, node.whole_free_later + many)
     node.whole_free += many
-    node.whole_future += many
+    node.whole_free_later += many
 
 
 def _held(opening: Opening, need: Need) -> Iterator[tuple[WorkerPlacement, Need]]:
@@ -139,9 +139,9 @@ def _held(opening: Opening, need: Need) -> Iterator[tuple[WorkerPlacement, Need]
     spare = max(0, opening.whole - opening.workers * need.whole_devices)
     many = max(0, node.whole_free - spare) if need.whole_devices else 0
     devices = [at for at, milli in enumerate(node.free) if milli == GPU][:many] if many else []
-    cpu = _part(need.cpu, min(node.cpu_open, node.cpu_future), opening.cpu - opening.workers * need.cpu)
+    cpu = _part(need.cpu, min(node.cpu_unused, node.cpu_free_later), opening.cpu - opening.workers * need.cpu)
     memory = _part(
-        need.memory, min(node.memory_open, node.memory_future), opening.memory - opening.workers * need.memory
+        need.memory, min(node.memory_unused, node.memory_free_later), opening.memory - opening.workers * need.memory
     )
     if devices or cpu or memory:
         yield (

@@ -94,7 +94,7 @@ class Blocked(NamedTuple):
 
 
 FreeResourcesOf = Callable[[str], FreeResources]
-"""What is left on a node, by its name: `Cluster.open`, `.future` or `.free`."""
+"""What is left on a node, by its name: `Cluster.unused`, `.free_later` or `.free`."""
 
 
 class Cluster:
@@ -122,7 +122,7 @@ class Cluster:
         """The nodes that show fewer devices than workloads hold there."""
         self._place_running_workloads()
         self._place_foreign_pods()
-        self.first = {name: self.open(name) for name in self.nodes}
+        self.first = {name: self.unused(name) for name in self.nodes}
         self._keep_nominations()
 
     def copy(self) -> Cluster:
@@ -179,7 +179,7 @@ class Cluster:
             parts = {part.worker: part for part in (*allocation.parts, *self._read(mine, allocation.need))}
             order = [placed.worker for placed in allocation.workload.placement]
             self.running[name] = replace(allocation, parts=tuple(parts[at] for at in order if at in parts))
-        if any(unknown for unknown, _, _ in here) and min(self.open(node.name).devices, default=0) < 0:
+        if any(unknown for unknown, _, _ in here) and min(self.unused(node.name).devices, default=0) < 0:
             self.overfull.add(node.name)
 
     def _read(self, placement: Sequence[Placed], need: Need) -> tuple[WorkerPlacement, ...]:
@@ -201,7 +201,7 @@ class Cluster:
     def _place_foreign_pods(self) -> None:
         """Take what foreign pods hold on unknown devices off the free ones, from the last device down."""
         for node in self.nodes.values():
-            rest, opened = node.foreign_gpus, self.open(node.name).devices
+            rest, opened = node.foreign_gpus, self.unused(node.name).devices
             for at in range(len(opened) - 1, -1, -1):
                 taken = min(rest, max(0, opened[at]))
                 if rest > 0 and (opened[at] == GPU or rest < GPU):
@@ -220,7 +220,12 @@ class Cluster:
             pools = {self.nodes[part.node].pool for part in parts}
             up = up and len(pools) == 1 and pools <= set(self.pools_of(workload))
             up = up and all(self.nodes[part.node].sessions or not need.session for part in parts)
-            if len(parts) >= max(1, need.min_workers) and up and exact and self.holds_parts(need, parts, self.future):
+            if (
+                len(parts) >= max(1, need.min_workers)
+                and up
+                and exact
+                and self.holds_parts(need, parts, self.free_later)
+            ):
                 self.nominate(workload, parts)
 
     def _is_back_soon(self, part: WorkerPlacement) -> bool:
@@ -230,8 +235,8 @@ class Cluster:
             return False
         if node.down_since is not None:
             return self.now < node.down_since + self.settings.stuck_after
-        opened, later = self.open(part.node).devices, self.future_without_nominations(part.node).devices
-        return any(opened[at] < later[at] for at in part.devices)
+        unused, later = self.unused(part.node).devices, self.free_later_without_nominations(part.node).devices
+        return any(unused[at] < later[at] for at in part.devices)
 
     # Facts about the snapshot
 
@@ -304,15 +309,15 @@ class Cluster:
 
     # What is left on the nodes
 
-    def open(self, node: str) -> FreeResources:
+    def unused(self, node: str) -> FreeResources:
         """Return what nothing holds now."""
         return self._without(node, self.running.values(), (), now=True)
 
-    def future(self, node: str) -> FreeResources:
+    def free_later(self, node: str) -> FreeResources:
         """Return what nothing will hold once terminating workloads are gone and nominations and holds are used."""
         return self._without(node, [*self._staying(), *self.nominations.values()], self.blocked)
 
-    def future_without_nominations(self, node: str) -> FreeResources:
+    def free_later_without_nominations(self, node: str) -> FreeResources:
         """Return what nothing holds once terminating workloads are gone, before it is given to others."""
         return self._without(node, self._staying(), ())
 
@@ -320,8 +325,8 @@ class Cluster:
         return [a for a in self.running.values() if a.id not in self.terminating]
 
     def free(self, node: str) -> FreeResources:
-        """Return what a workload could start on now: open, and not spoken for in the future."""
-        now, later = self.open(node), self.future(node)
+        """Return what a workload could start on now: unused, and not taken by a nomination or a hold."""
+        now, later = self.unused(node), self.free_later(node)
         devices = [min(pair) for pair in zip(now.devices, later.devices, strict=True)]
         if node in self.overfull:
             devices = [max(0, milli) for milli in devices]
@@ -329,7 +334,7 @@ class Cluster:
 
     def remaining(self, node: str, in_future: bool) -> FreeResources:
         """Return what is free now, or in the future."""
-        return self.future(node) if in_future else self.free(node)
+        return self.free_later(node) if in_future else self.free(node)
 
     def _without(
         self, name: str, allocations: Iterable[Allocation], blocked: Iterable[Blocked], now: bool = False

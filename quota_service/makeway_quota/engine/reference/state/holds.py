@@ -86,7 +86,7 @@ class Hold:
         for part in allocation.parts:
             for at, opening in enumerate(self.openings):
                 if opening.node == part.node:
-                    opened = cluster.open(part.node).devices
+                    opened = cluster.unused(part.node).devices
                     whole = sum(part.milli + opened[device] == GPU for device in part.devices)
                     cpu, memory = opening.cpu - allocation.need.cpu, opening.memory - allocation.need.memory
                     self.openings[at] = opening._replace(whole=opening.whole - whole, cpu=cpu, memory=memory)
@@ -176,7 +176,7 @@ def _ever(cluster: Cluster, need: Need, pool: str) -> bool:
     trial = cluster.copy()
     trial.running, trial.blocked = {}, ()
     nodes = [name for name in cluster.nodes_of(pool) if cluster.suits(name, need)]
-    return sum(min(need.min_workers, trial.future(name).workers(need)) for name in nodes) >= need.min_workers
+    return sum(min(need.min_workers, trial.free_later(name).workers(need)) for name in nodes) >= need.min_workers
 
 
 def _helps(cluster: Cluster, group: WorkloadGroup, pool: str) -> bool:
@@ -287,7 +287,7 @@ def _without_spare(cluster: Cluster, chosen: list[Opening], min_workers: int) ->
 
 def _openings(cluster: Cluster, node: str, need: Need) -> Iterator[Opening]:
     """Iterate over the moments at which a node can host more workers, up to the least that is needed."""
-    free = cluster.future(node)
+    free = cluster.free_later(node)
     here = [(a, ends_at(cluster, a)) for a in cluster.running.values() if a.on(node)]
     many = free.workers(need)
     if many:

@@ -57,7 +57,7 @@ def find_when_ready(cluster: Cluster, pool: str, need: Need) -> tuple[WorkerPlac
     booting.sort(key=lambda node: (node.ready_at or 0.0, node.name))
     coming = [node.name for node in booting if node.name not in need.avoid]
     for many in range(1, len(coming) + 1):
-        room = {name: cluster.future(name) for name in (*coming[:many], *ready)}
+        room = {name: cluster.free_later(name) for name in (*coming[:many], *ready)}
         if sum(free.workers(need) for free in room.values()) < need.min_workers:
             continue
         parts: list[WorkerPlacement] = []

@@ -111,7 +111,7 @@ def _for_a_gang(p: Preemptor, options: list[Option]) -> Rearrangement | None:
 
 
 def _option(p: Preemptor, node: str, staying: Sequence[Allocation]) -> Option | None:
-    have = p.cluster.future(node).workers(p.need)
+    have = p.cluster.free_later(node).workers(p.need)
     chosen = _lightest(p, node, have + 1, staying)
     if not chosen:
         return None
@@ -159,13 +159,13 @@ def _may_move(p: Preemptor, job: Allocation) -> bool:
 
 
 def _room(p: Preemptor, node: str, gone: Sequence[Allocation]) -> int:
-    return room_on(p, node, p.cluster.future(node), [stopped(allocation) for allocation in gone])
+    return room_on(p, node, p.cluster.free_later(node), [stopped(allocation) for allocation in gone])
 
 
 def _room_of_parts(
     p: Preemptor, node: str, chosen: Sequence[Allocation], going: Sequence[Sequence[WorkerPlacement]]
 ) -> int:
-    free = p.cluster.future(node)
+    free = p.cluster.free_later(node)
     devices, cpu, memory, pods = list(free.devices), free.cpu, free.memory, free.pods
     for allocation, parts in zip(chosen, going, strict=True):
         for part in parts:

@@ -191,7 +191,7 @@ def _on_one_node(p: Preemptor, able: Sequence[Allocation]) -> Iterator[Victims]:
 
 def _on_node(p: Preemptor, node: str, here: Sequence[Allocation], workers: int, chosen: Victims) -> list[Victims]:
     """Return sets that make room for so many workers on a node, the best first; legal after those `chosen`."""
-    free = p.cluster.future(node)
+    free = p.cluster.free_later(node)
 
     def enough(victims: Sequence[Member]) -> bool:
         return room_on(p, node, free, (*chosen, *victims)) >= workers and (
@@ -336,7 +336,7 @@ def _for_a_gang(p: Preemptor, able: Sequence[Allocation]) -> Victims | None:
     chosen: Victims = ()
     nodes = [name for name in p.cluster.nodes_of(p.pool) if p.cluster.suits(name, p.need)]
     while True:
-        free = {name: p.cluster.future(name) for name in nodes}
+        free = {name: p.cluster.free_later(name) for name in nodes}
         have = {name: room_on(p, name, free[name], chosen) for name in nodes}
         missing = p.need.min_workers - sum(have.values())
         if missing <= 0:

@@ -179,7 +179,7 @@ def shortages_of(p: Preemptor) -> list[tuple[str, Shortage]]:
 
 def shortage_on(p: Preemptor, node: str) -> Shortage:
     """Return what a node has too little of, in the future and before any eviction."""
-    need, free = p.need, p.cluster.future(node)
+    need, free = p.need, p.cluster.free_later(node)
     by_devices = (
         len(free.devices) // need.whole_devices
         if need.whole_devices
@@ -209,7 +209,7 @@ def _may_evict(p: Preemptor, victim: Allocation) -> bool:
     if p.workload.kind == "job" and is_protected(p.cluster, victim.workload):
         return False
     in_the_way = (p.need.cpu and victim.need.cpu) or (p.need.memory and victim.need.memory)
-    in_the_way = in_the_way or any(p.cluster.future(part.node).pods < p.need.min_workers for part in victim.parts)
+    in_the_way = in_the_way or any(p.cluster.free_later(part.node).pods < p.need.min_workers for part in victim.parts)
     in_the_way = in_the_way or p.pool not in victim.pools
     return bool(victim.amount) or (bool(in_the_way) and "reservation" in p.rights)
 

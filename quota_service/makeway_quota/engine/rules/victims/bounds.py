@@ -139,11 +139,11 @@ class VictimBounds:
             return None
         beside = self._beside(node) if node.host_peers else ()
         allocations = [a for a in self.cluster.evictable_on(node) if not a.workload.non_preemptible]
-        missing = self.need.whole_devices - node.whole_future
+        missing = self.need.whole_devices - node.whole_free_later
         fewest = _fewest(node, allocations, missing)
         if not (allocations or beside) or (missing > 0 and fewest > len(allocations)):
             return None
-        used = sorted([GPU - milli for milli in node.future if milli < GPU])[:missing] if missing > 0 else ()
+        used = sorted([GPU - milli for milli in node.free_later if milli < GPU])[:missing] if missing > 0 else ()
         if node.overfull:
             used = ()  # one worker holds all devices, so that what is in use on them is less than their sum
         candidates = tuple([self._candidate(allocation) for allocation in allocations])
@@ -181,9 +181,9 @@ class VictimBounds:
                 known = held.setdefault(allocation.workload.id, [0, 0, 0])
                 more = pods * allocation.need.cpu, pods * allocation.need.memory, pods
                 held[allocation.workload.id] = [a + b for a, b in zip(known, more, strict=True)]
-        cpu = need.cpu - node.cpu_future if need.cpu else 0  # an overbooked node has room for work that needs none
-        memory = need.memory - node.memory_future if need.memory else 0
-        missing = cpu, memory, 1 - node.pods_future
+        cpu = need.cpu - node.cpu_free_later if need.cpu else 0  # an overbooked node has room for work that needs none
+        memory = need.memory - node.memory_free_later if need.memory else 0
+        missing = cpu, memory, 1 - node.pods_free_later
         return max(_as_many_as(lacks, [amounts[at] for amounts in held.values()]) for at, lacks in enumerate(missing))
 
     def _beside(self, node: NodeState) -> list[Candidate]:

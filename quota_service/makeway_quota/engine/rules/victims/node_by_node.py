@@ -63,7 +63,7 @@ class _Search:
         self.versions[position] += 1
         best: tuple[_Rate, int, Victims] | None = None
         node, whole = self.preemptor.pool.nodes[position], self.preemptor.need.whole_devices
-        max_gain = len(node.future) // whole - self.have[position] if whole else self.missing
+        max_gain = len(node.free_later) // whole - self.have[position] if whole else self.missing
         for gain in range(1, min(self.missing, max_gain) + 1):
             scored = self.set_for(node, gain)
             if scored is None:

@@ -199,8 +199,13 @@ def has_room(preemptor: Preemptor, node: NodeState, gone: Iterable[Victim], work
 
 def room_on(preemptor: Preemptor, node: NodeState, gone: Iterable[Victim]) -> int:
     """Return how many workers of the preemptor a node hosts in the future, without these victims."""
-    devices, untouched, cpu, memory = node.future, node.whole_future, node.cpu_future, node.memory_future
-    copied, pods = False, node.pods_future
+    devices, untouched, cpu, memory = (
+        node.free_later,
+        node.whole_free_later,
+        node.cpu_free_later,
+        node.memory_free_later,
+    )
+    copied, pods = False, node.pods_free_later
     for victim in gone:
         for part in victim.gone:
             if part.node is not node and part.node not in node.host_peers:

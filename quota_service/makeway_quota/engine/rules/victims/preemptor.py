@@ -309,7 +309,7 @@ class Preemptor:
         """Whether work without GPUs holds CPU or memory that the preemptor requests, or pods where too few are left."""
         if (allocation.need.cpu and self.need.cpu) or (allocation.need.memory and self.need.memory):
             return True
-        return any(part.node.pods_future < self.need.min_workers for part in allocation.parts)
+        return any(part.node.pods_free_later < self.need.min_workers for part in allocation.parts)
 
     def _may_evict(self, allocation: Allocation) -> bool:
         """Whether neither `min_runtime` nor (where they matter) priority and ranks protect candidates of a team."""

@@ -257,7 +257,7 @@ def _has_work_of(node: NodeState, teams: Collection[str]) -> bool:
 
 def enough_devices(preemptor: Preemptor, node: NodeState, candidates: Sequence[Allocation]) -> bool:
     """Whether evicting all candidates would free enough devices for a worker; False is certain, True is not."""
-    wanted = preemptor.need.whole_devices - node.whole_future
+    wanted = preemptor.need.whole_devices - node.whole_free_later
     if wanted <= 0:
         return True
     for allocation in candidates:

@@ -134,8 +134,13 @@ class PoolTrial:
 
 def _hosted_beside(node: NodeState, need: Need, victim: Victim) -> int:
     """Return how many workers a node hosts in the future beside the workers of a victim that is gone there."""
-    devices, untouched, cpu, memory = list(node.future), node.whole_future, node.cpu_future, node.memory_future
-    pods = node.pods_future
+    devices, untouched, cpu, memory = (
+        list(node.free_later),
+        node.whole_free_later,
+        node.cpu_free_later,
+        node.memory_free_later,
+    )
+    pods = node.pods_free_later
     for part in victim.gone:
         if part.node is node:
             for at in part.devices:
