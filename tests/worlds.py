@@ -209,7 +209,7 @@ class World:
         for w in self.workloads.values():
             if w.state in ADMITTED and team in (None, w.team):
                 total += sum(
-                    (len(p.devices) * p.milli if p.devices else self.profiles[w.profile].gpus) / GPU
+                    (len(p.devices) * p.milli_per_device if p.devices else self.profiles[w.profile].gpus) / GPU
                     for p in w.placement
                     if node in (None, p.node)
                 )

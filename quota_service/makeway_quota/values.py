@@ -41,7 +41,7 @@ def host_of(node: str) -> str:
 def places(placement: Placement, backend_of: Callable[[str], str] = lambda node: "") -> tuple[Place, ...]:
     """Write a placement of the engine as the store keeps it, one entry a worker; `backend_of` tells that of a node."""
     ordered = sorted(placement, key=lambda placed: placed.worker)
-    result = [(host_of(p.node), tuple(p.devices), (p.milli,) * len(p.devices)) for p in ordered]
+    result = [(host_of(p.node), tuple(p.devices), (p.milli_per_device,) * len(p.devices)) for p in ordered]
     return tuple(Place(*place, backend_of(place[0])) for place in result)
 
 

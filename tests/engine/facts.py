@@ -55,7 +55,7 @@ class Remaining:
     def hold(self, ended: Terminating, devices: Iterable[int]) -> None:
         """Take what an ended attempt still holds."""
         for at in devices:
-            self.devices[at] -= ended.milli
+            self.devices[at] -= ended.milli_per_device
         for room in (self, *self.beside):
             room.cpu -= ended.cpu
             room.memory -= ended.memory
@@ -104,7 +104,7 @@ class Facts:
         result: dict[str, int] = {}
         for placed in placement:
             pool = self.nodes[placed.node].pool
-            item = placed.milli * len(placed.devices) if placed.devices else self.profile(w).gpus
+            item = placed.milli_per_device * len(placed.devices) if placed.devices else self.profile(w).gpus
             result[pool] = result.get(pool, 0) + item
         return result
 
@@ -117,7 +117,7 @@ class Facts:
         """Return the positions that a worker holds on its node; and the milli-GPUs of each, where it holds more."""
         part = self.parts.get((w.id, placed.worker))
         if part is not None and placed in self.live[w.id].placement:
-            return part.devices, part.milli
+            return part.devices, part.milli_per_device
         return _positions(self.nodes[placed.node], placed.devices), None
 
     def family(self, team: str) -> list[TeamQuota]:

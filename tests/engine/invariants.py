@@ -119,7 +119,7 @@ def nothing_is_given_twice(before: Sums, after: Sums, plan: Plan) -> None:
             assert node.ready, "I1"
             assert not node.cordoned, "I1"
             assert node.sessions or w.kind != "session", "I1"
-            assert len(placed.devices) * placed.milli == after.gpus(w), "I1"
+            assert len(placed.devices) * placed.milli_per_device == after.gpus(w), "I1"
         pool = after.pool(start.placement)
         for name in after.family(w.team):
             for line in after.policies[name].quotas:

@@ -203,7 +203,7 @@ def nothing_is_exceeded(facts: Facts, plan: Plan, after: State) -> None:
             kept = name not in now.held and not facts.nodes[placed.node].ready  # a nomination, for a moment
             assert facts.usable(placed.node) or kept or facts.nodes[placed.node].boots, "I1"
             assert w.kind != "session" or facts.nodes[placed.node].sessions, "I1: sessions run where they may"
-            assert len(placed.devices) * placed.milli == facts.profile(w).gpus, "I1"
+            assert len(placed.devices) * placed.milli_per_device == facts.profile(w).gpus, "I1"
         assert not amount(facts, w, placement) or state.admits(w, pool, 0) or _exceeded_before(facts, w, pool), "I1"
 
 

@@ -78,18 +78,18 @@ class Sums:
             if w.state in ADMITTED and w.id not in gone:
                 for placed in w.placement:
                     for device in placed.devices:
-                        free[placed.node][device] -= placed.milli
+                        free[placed.node][device] -= placed.milli_per_device
         return free
 
 
 def held(placement: Placement) -> int:
-    return sum(p.milli * len(p.devices) for p in placement)
+    return sum(p.milli_per_device * len(p.devices) for p in placement)
 
 
 def take(free: dict[str, list[int]], placement: Placement) -> None:
     for placed in placement:
         for device in placed.devices:
-            free[placed.node][device] -= placed.milli
+            free[placed.node][device] -= placed.milli_per_device
 
 
 def fits(profile: Profile, sums: Sums, free: dict[str, list[int]], pool: str) -> bool:

@@ -179,7 +179,7 @@ def test_shares_of_a_device_fill_one_device_first() -> None:
     world.profile("two", 2).jobs("h1", "a", "half").jobs("q1 q2 q3", "a", "quarter")
     plan = world.step()
     places = [s.placement[0] for s in plan.start]
-    assert [(p.node, p.devices, p.milli) for p in places] == [
+    assert [(p.node, p.devices, p.milli_per_device) for p in places] == [
         ("p-1", (0,), 500),
         ("p-1", (0,), 250),
         ("p-1", (0,), 250),

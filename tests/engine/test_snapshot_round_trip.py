@@ -85,7 +85,7 @@ outliving = one_of(
     Terminating,
     workload=names,
     devices=devices,
-    milli=milli,
+    milli_per_device=milli,
     cpu=milli,
     memory=counts,
     deadline=times,

@@ -96,7 +96,7 @@ def _places(world: World, random: Random, profile: Profile) -> tuple[Placed, ...
     able = [name for name in able if world.nodes[name].pool == pool]
     held: Counter[tuple[str, int]] = Counter()
     for placed in [placed for w in world.workloads.values() for placed in w.placement]:
-        held.update({(placed.node, device): placed.milli for device in placed.devices})
+        held.update({(placed.node, device): placed.milli_per_device for device in placed.devices})
     share, many = min(GPU, profile.gpus), -(-profile.gpus // GPU)
     result = []
     for worker in range(random.randint(profile.min_workers or profile.workers, profile.workers)):

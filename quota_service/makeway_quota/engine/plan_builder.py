@@ -391,13 +391,13 @@ def stuck_in(cluster: ClusterState, pool: PoolState) -> tuple[Facts, int]:
     late = [a for id in cluster.terminating if (a := cluster.allocations.get(id)) and a.stuck and a.is_in(pool)]
     facts = [stuck_fact(cluster, allocation) for allocation in late]
     held = (part for allocation in late for part in allocation.parts_in(pool) if part.node.usable)
-    amount = sum(part.milli * len(part.devices) for part in held)
+    amount = sum(part.milli_per_device * len(part.devices) for part in held)
     for name in sorted(cluster.late.nodes):
         state = cluster.nodes[name]
         for pod in state.node.terminating if state.pool is pool and state.usable else ():
             if pod.deadline <= cluster.stuck_before and pod.devices:
                 values: dict[str, Number] = {"workload": pod.workload, "nodes": (name,)}
-                amount += pod.milli * len(pod.devices)
+                amount += pod.milli_per_device * len(pod.devices)
                 facts.append(Fact("by_stuck", values | {"late": cluster.now - pod.deadline}))
     return tuple(facts), amount
 

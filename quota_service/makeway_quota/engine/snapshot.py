@@ -80,12 +80,12 @@ class Pool:
 class Terminating:
     """What a pod or process holds on its node that outlives its workload's attempt, until `deadline` as planned.
 
-    `devices` are those that the attempt was planned on, with `milli` of each; `pods` is how many pods it counts as.
+    `devices` are those that the attempt was planned on, with `milli_per_device`; `pods` is how many pods it counts as.
     """
 
     workload: str
     devices: tuple[int, ...] = ()
-    milli: int = GPU
+    milli_per_device: int = GPU
     cpu: int = 0
     memory: int = 0
     deadline: float = 0.0
@@ -203,7 +203,7 @@ class TeamQuota:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One worker on one node: `devices` are indices, each holding `milli` of its GPU for the worker.
+    """One worker on one node: `devices` are indices, of each of which the worker holds `milli_per_device`.
 
     Empty `devices` for a worker with GPUs means that the backend does not know them; the engine then counts
     it on the lowest devices that are free.
@@ -212,7 +212,7 @@ class Placed:
     worker: int
     node: str
     devices: tuple[int, ...] = ()
-    milli: int = GPU
+    milli_per_device: int = GPU
 
 
 Placement = tuple[Placed, ...]

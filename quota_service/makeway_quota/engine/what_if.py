@@ -194,7 +194,7 @@ def _named(cluster: Cluster, terminating: Sequence[Evict | Move]) -> tuple[Offer
 
 
 def _held(workload: Workload, profile: Profile | None) -> int:
-    named = sum(placed.milli * len(placed.devices) for placed in workload.placement)
+    named = sum(placed.milli_per_device * len(placed.devices) for placed in workload.placement)
     gpus_each = workload.gpus if workload.gpus is not None else profile.gpus if profile else 0
     return named or gpus_each * max(1, len(workload.placement))
 

@@ -87,7 +87,7 @@ class FileTerminating(Table):
 
     workload: Name
     devices: Many[Count] = ()
-    milli: Gpus = Field(1000, alias="gpu_share")
+    milli_per_device: Gpus = Field(1000, alias="gpu_share")
     cpu: Cores = 0
     memory: Mib = 0
     deadline: Time = 0.0
@@ -156,7 +156,7 @@ class FilePlaced(Table):
     node: Name
     worker: Count
     devices: Many[Count] = ()
-    milli: Gpus = Field(1000, alias="gpu_share")
+    milli_per_device: Gpus = Field(1000, alias="gpu_share")
 
 
 def _with_worker_numbers(value: Any) -> Any:

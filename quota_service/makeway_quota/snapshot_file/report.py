@@ -90,7 +90,7 @@ def _line(line: LineUsage) -> dict[str, Any]:
 def _places(placement: Placement) -> list[dict[str, Any]]:
     return [
         {"worker": p.worker, "node": p.node, "devices": list(p.devices)}
-        | ({} if p.milli == GPU else {"gpu_share": p.milli / GPU})
+        | ({} if p.milli_per_device == GPU else {"gpu_share": p.milli_per_device / GPU})
         for p in placement
     ]
 

@@ -398,7 +398,7 @@ def use_of(node: NodeStatus, rows: Sequence[Workload], outside: tuple[int, ...] 
     for ended in node.terminating:
         for index in ended.devices:
             if index in taken:
-                taken[index] += ended.milli
+                taken[index] += ended.milli_per_device
     takes_work, unknown = node.ready and not node.cordoned, node.foreign_gpus
     free = dict.fromkeys(outside, 0)
     if node.anonymous_devices:

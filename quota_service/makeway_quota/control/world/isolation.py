@@ -208,10 +208,10 @@ def with_taken(node: Node, taken: Sequence[Workload]) -> Node:
     whole, shares = set(node.foreign_devices), node.foreign_gpus
     for workload in taken:
         for place in workload.placement:
-            if place.node == node.name and place.milli >= GPU:
+            if place.node == node.name and place.milli_per_device >= GPU:
                 whole |= set(place.devices)
             elif place.node == node.name:
-                shares += place.milli
+                shares += place.milli_per_device
     if (tuple(sorted(whole)), shares) == (node.foreign_devices, node.foreign_gpus):
         return node
     return replace(node, foreign_devices=tuple(sorted(whole)), foreign_gpus=shares)

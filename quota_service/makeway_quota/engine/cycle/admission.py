@@ -88,7 +88,7 @@ def is_still_free(parts: tuple[WorkerPlacement, ...], group: WorkloadGroup) -> b
         hosted[node.node.name] = hosted.get(node.node.name, 0) + 1
         for at in part.devices:
             key = (node.node.name, at)
-            asked[key] = asked.get(key, 0) + part.milli
+            asked[key] = asked.get(key, 0) + part.milli_per_device
             if node.free[at] < asked[key]:
                 return False
     for part in parts:

@@ -74,7 +74,7 @@ def _may_be_needless(builder: PlanBuilder, victim: Allocation) -> bool:
     held = {pool.pool.name: 0 for pool in victim.pools}
     for part in victim.parts:
         if stays(victim, part):
-            held[part.node.pool.pool.name] += part.milli * len(part.devices)
+            held[part.node.pool.pool.name] += part.milli_per_device * len(part.devices)
     if target is not None and target.pool in victim.pools:
         own = victim.pool.pool.name
         held = {own: min(held[own], target.milli_gpus + victim.need.gpus) - target.milli_gpus}
@@ -167,7 +167,7 @@ class _PlannedState:
             devices = list(node.free_later)
             for part in self._parts.get(name, ()):
                 for at in part.devices:
-                    devices[at] += part.milli
+                    devices[at] += part.milli_per_device
             cpu, memory = node.cpu_free_later + many * need.cpu, node.memory_free_later + many * need.memory
             room += hosts(need, devices, devices.count(GPU), cpu, memory, node.pods_free_later + many)
         return room < sum(len(self._parts.get(name, ())) for name in nodes)
@@ -285,7 +285,7 @@ class _Nominations:
             nodes = [self.cluster.nodes[place.node] for place in mine]
             pool, need = nodes[0].pool, group.need
             parts = tuple(
-                WorkerPlacement(at, node, place.devices, place.milli)
+                WorkerPlacement(at, node, place.devices, place.milli_per_device)
                 for at, (node, place) in enumerate(zip(nodes, mine, strict=True))
             )
             able = pool in _pools_for(self.builder, group, old[0].node.pool)

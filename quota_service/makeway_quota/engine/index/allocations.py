@@ -274,7 +274,7 @@ def _count_request(cluster: ClusterState, allocation: Allocation) -> None:
     if len(workload.placement) == 1 and allocation.parts:
         (placed,) = workload.placement
         allocation.pool = allocation.parts[0].node.pool
-        allocation.milli_gpus = placed.milli * len(placed.devices) if placed.devices else need.gpus
+        allocation.milli_gpus = placed.milli_per_device * len(placed.devices) if placed.devices else need.gpus
         allocation.shares, allocation.all_or_nothing = (), allocation.pool not in served
         return
     there = [(placed, cluster.nodes.get(placed.node)) for placed in workload.placement]
@@ -283,7 +283,7 @@ def _count_request(cluster: ClusterState, allocation: Allocation) -> None:
     amounts: dict[PoolState, int] = {}
     for placed, node in there:
         pool = allocation.pool if node is None else node.pool
-        held = placed.milli * len(placed.devices) if placed.devices and node is not None else need.gpus
+        held = placed.milli_per_device * len(placed.devices) if placed.devices and node is not None else need.gpus
         amounts[pool] = amounts.get(pool, 0) + held
     allocation.milli_gpus = sum(amounts.values()) if workload.placement else need.total
     allocation.shares = tuple(amounts.items()) if len(amounts) > 1 else ()
@@ -348,7 +348,7 @@ def _read(
         if finds_devices(node.node, placed, need.gpus):
             at = {index: position for position, index in enumerate(devices_of(node.node))}
             devices = tuple(at[d] for d in placed.devices if d in at)
-            parts.append(WorkerPlacement(placed.worker, node, devices, placed.milli))
+            parts.append(WorkerPlacement(placed.worker, node, devices, placed.milli_per_device))
             continue
         remaining = taken.setdefault(placed.node, list(node.free))
         parts.append(WorkerPlacement(placed.worker, node, *stand_in(node.node, placed, need, remaining)))

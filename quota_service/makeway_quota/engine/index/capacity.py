@@ -162,7 +162,7 @@ def hosts_emptied(node: NodeState, need: Need, nominated: Iterable[tuple[WorkerP
     devices, cpu, memory, pods = list(room.devices), room.cpu, room.memory, free_pods(node.node)
     for part, other in nominated:
         for at in part.devices:
-            devices[at] -= part.milli
+            devices[at] -= part.milli_per_device
         cpu, memory, pods = cpu - other.cpu, memory - other.memory, pods - 1
     return min(need.min_workers, hosts(need, devices, devices.count(GPU), cpu, memory, pods))
 

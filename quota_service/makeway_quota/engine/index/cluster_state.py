@@ -314,7 +314,7 @@ class ClusterState:
 
     def widen(self, allocation: Allocation, part: WorkerPlacement) -> None:
         """Start one more worker of a gang that was just started."""
-        amount = part.milli * len(part.devices)
+        amount = part.milli_per_device * len(part.devices)
         allocation.parts = (*allocation.parts, part)
         allocation.milli_gpus += amount
         self.record(allocation, usage=amount)

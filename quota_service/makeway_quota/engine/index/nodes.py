@@ -102,8 +102,8 @@ class NodeState:
         """Take what an ended attempt still holds off what is unused; what is stuck, off what is free later as well."""
         at = {index: position for position, index in enumerate(devices_of(self.node))}
         for position in (at[device] for device in ended.devices if device in at):
-            self.unused[position] -= ended.milli
-            self.free_later[position] -= stuck * ended.milli
+            self.unused[position] -= ended.milli_per_device
+            self.free_later[position] -= stuck * ended.milli_per_device
         self.cpu_unused -= ended.cpu
         self.memory_unused -= ended.memory
         self.cpu_free_later -= stuck * ended.cpu
@@ -143,7 +143,7 @@ class NodeState:
 
         What is taken `for_a_while` is no worker, and is returned before any forecast reads the node.
         """
-        milli, unused, free_later, free = part.milli, self.unused, self.free_later, self.free
+        milli, unused, free_later, free = part.milli_per_device, self.unused, self.free_later, self.free
         self.pool.touch(self)
         if later > 0 and self.boots:
             self.pool.booting_room.clear()
@@ -213,7 +213,7 @@ class WorkerPlacement(NamedTuple):
     worker: int
     node: NodeState
     devices: tuple[int, ...]
-    milli: int
+    milli_per_device: int
 
 
 @dataclass(slots=True)
@@ -478,6 +478,6 @@ def _move(buckets: list[list[int]], position: int, old: int, new: int) -> None:
 def placement_of(parts: Iterable[WorkerPlacement]) -> Placement:
     """Return parts as the placement that a plan carries."""
     return tuple(
-        Placed(p.worker, p.node.node.name, tuple(devices_of(p.node.node)[at] for at in p.devices), p.milli)
+        Placed(p.worker, p.node.node.name, tuple(devices_of(p.node.node)[at] for at in p.devices), p.milli_per_device)
         for p in parts
     )

@@ -26,7 +26,7 @@ def restore_nominations(cluster: ClusterState) -> None:
             continue
         if need.session and not all(p.node.node.sessions for p in parts):
             continue  # a nominated node is for jobs by now
-        if any(len(p.devices) * p.milli != need.gpus for p in parts):
+        if any(len(p.devices) * p.milli_per_device != need.gpus for p in parts):
             continue  # a nominated device is gone
         if not {p.node.pool.pool.name for p in parts} <= {pool.pool.name for pool in cluster.pools_of(workload)}:
             continue  # a nominated node is in another pool by now
@@ -65,7 +65,7 @@ def fits_later(parts: Iterable[WorkerPlacement], need: Need) -> bool:
             return False
         for at in part.devices:
             key = (node.node.name, at)
-            wanted[key] = wanted.get(key, 0) + part.milli
+            wanted[key] = wanted.get(key, 0) + part.milli_per_device
             if node.free_later[at] < wanted[key]:
                 return False
     return True

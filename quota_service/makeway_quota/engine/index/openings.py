@@ -65,7 +65,7 @@ def openings(node: NodeState, need: Need, now: float, allocations: Allocations, 
         for part in allocation.parts:
             if part.node is node:
                 for at in part.devices:
-                    devices[at] += part.milli
+                    devices[at] += part.milli_per_device
                     whole += devices[at] == GPU
                 cpu += allocation.need.cpu
                 memory += allocation.need.memory

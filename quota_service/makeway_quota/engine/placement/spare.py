@@ -89,5 +89,5 @@ def _without_holds(node: NodeState) -> tuple[list[int], int, int, int]:
             if part.node is host_node:
                 cpu, memory = cpu + need.cpu, memory + need.memory
                 for at in part.devices if host_node is node else ():
-                    devices[at] += part.milli
+                    devices[at] += part.milli_per_device
     return devices, cpu, memory, node.pods_free_later

@@ -91,7 +91,7 @@ class WorkerOnNode(NamedTuple):
 
     node: str
     devices: tuple[int, ...]
-    milli: int
+    milli_per_device: int
 
 
 def linked(rooms: Iterable[Room]) -> list[Room]:

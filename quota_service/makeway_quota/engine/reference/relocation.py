@@ -90,7 +90,7 @@ def _beside_workers_that_stay(cluster: Cluster, workload: Workload, pool: str) -
     need, gpus = gang.need, gang.need.gpus
     kept: list[WorkerPlacement] = []
     for part in sorted(gang.parts, key=lambda item: item.worker) if gang.pool == pool and not gang.fixed else ():
-        exact = cluster.usable(part.node) and len(part.devices) * part.milli == gpus
+        exact = cluster.usable(part.node) and len(part.devices) * part.milli_per_device == gpus
         if exact and len(kept) < need.min_workers - 1 and cluster.holds_parts(need, [*kept, part], cluster.free_later):
             kept.append(part)
     if not kept:

@@ -99,7 +99,7 @@ def _kept(cluster: Cluster, victim: Allocation) -> list[WorkerPlacement]:
 def _given_up(cluster: Cluster, victim: Allocation, kept: Sequence[WorkerPlacement]) -> list[WorkerPlacement]:
     """Return the workers that a gang gives up and that could stay, the lowest number first."""
     gpus = victim.need.gpus
-    stay = [p for p in victim.parts if cluster.usable(p.node) and len(p.devices) * p.milli == gpus]
+    stay = [p for p in victim.parts if cluster.usable(p.node) and len(p.devices) * p.milli_per_device == gpus]
     return sorted((part for part in stay if part not in kept), key=lambda part: part.worker)
 
 

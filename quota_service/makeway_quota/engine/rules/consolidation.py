@@ -246,7 +246,7 @@ def _room(preemptor: Preemptor, node: NodeState, gone: Iterable[_Displaced], wor
             memory += allocation.need.memory
             pods += 1
             for at in part.devices:
-                devices[at] += part.milli
+                devices[at] += part.milli_per_device
     return hosts(preemptor.need, devices, devices.count(GPU), cpu, memory, pods) >= workers
 
 

@@ -85,7 +85,7 @@ class Hold:
         for part in allocation.parts:
             for at, opening in enumerate(self.openings):
                 if opening.node is part.node:
-                    whole = sum(part.milli + part.node.unused[device] == GPU for device in part.devices)
+                    whole = sum(part.milli_per_device + part.node.unused[device] == GPU for device in part.devices)
                     cpu, memory = opening.cpu - allocation.need.cpu, opening.memory - allocation.need.memory
                     self.openings[at] = opening._replace(whole=opening.whole - whole, cpu=cpu, memory=memory)
 
@@ -113,7 +113,7 @@ class Hold:
 def _shift(part: WorkerPlacement, need: Need, sign: int) -> None:
     """Take what is held (-1), or return it (1); untouched devices as one part."""
     node, free_later, free = part.node, part.node.free_later, GPU if sign > 0 else 0
-    simple = part.milli == GPU and need is _GPUS_ALONE
+    simple = part.milli_per_device == GPU and need is _GPUS_ALONE
     for at in part.devices if simple else ():
         if free_later[at] != GPU - free or node.unused[at] != GPU:
             simple = False  # a nomination has taken some of it meanwhile

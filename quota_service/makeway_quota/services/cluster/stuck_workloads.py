@@ -98,7 +98,9 @@ class HangingService:
         for node in self._context.world.observation.nodes:
             for item in node.terminating:
                 if item.deadline <= self._stuck_cutoff():
-                    one = _Leftover({node.name: item.milli * len(item.devices)}, item.deadline, item.deadline)
+                    one = _Leftover(
+                        {node.name: item.milli_per_device * len(item.devices)}, item.deadline, item.deadline
+                    )
                     there = result.get(item.workload)
                     result[item.workload] = one if there is None else there.merged(one)
         return result

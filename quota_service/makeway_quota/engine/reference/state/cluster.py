@@ -16,12 +16,12 @@ from ...snapshot import ADMITTED, GPU, LIVE, Node, Placed, Placement, Pool, Prof
 
 
 class WorkerPlacement(NamedTuple):
-    """One worker on one node; `devices` are positions on the node, each with `milli` of its GPU."""
+    """One worker on one node; `devices` are positions on the node, of each of which it takes `milli_per_device`."""
 
     worker: int
     node: str
     devices: tuple[int, ...]
-    milli: int
+    milli_per_device: int
 
 
 class FreeResources(NamedTuple):
@@ -158,7 +158,7 @@ class Cluster:
         for placed in workload.placement:
             pool = self.nodes[placed.node].pool if placed.node in self.nodes else first
             named = placed.devices and placed.node in self.nodes
-            held = placed.milli * len(placed.devices) if named else need.gpus
+            held = placed.milli_per_device * len(placed.devices) if named else need.gpus
             amounts[pool] = amounts.get(pool, 0) + held
         amount = sum(amounts.values()) if workload.placement else need.total
         shares = tuple(amounts.items()) if len(amounts) > 1 else ()
@@ -192,7 +192,7 @@ class Cluster:
             if finds_devices(node, placed, need.gpus):
                 names = list(devices_of(node))
                 devices = tuple(names.index(d) for d in placed.devices if d in names)
-                parts.append(WorkerPlacement(placed.worker, node.name, devices, placed.milli))
+                parts.append(WorkerPlacement(placed.worker, node.name, devices, placed.milli_per_device))
                 continue
             free = free_devices.setdefault(node.name, self.free(node.name).devices)
             parts.append(WorkerPlacement(placed.worker, node.name, *stand_in(node, placed, need, free)))
@@ -215,7 +215,7 @@ class Cluster:
         for workload in sorted(nominees, key=lambda w: (w.submitted_at, w.id)):
             need = self.need(workload)
             parts = self._read(workload.nomination, need)
-            exact = all(len(part.devices) * part.milli == need.gpus for part in parts)
+            exact = all(len(part.devices) * part.milli_per_device == need.gpus for part in parts)
             up = all(self.usable(part.node) or self._is_back_soon(part) for part in parts)
             pools = {self.nodes[part.node].pool for part in parts}
             up = up and len(pools) == 1 and pools <= set(self.pools_of(workload))
@@ -352,12 +352,12 @@ class Cluster:
                     cpu -= allocation.need.cpu
                     memory -= allocation.need.memory
                     for at in part.devices if part.node == name else ():
-                        devices[at] -= part.milli
+                        devices[at] -= part.milli_per_device
         for on, ended in [(other, ended) for other in host for ended in self.nodes[other].terminating]:
             if now or self.now >= ended.deadline + self.settings.stuck_after:
                 cpu, memory, pods = cpu - ended.cpu, memory - ended.memory, pods - ended.pods
                 for at in [at for at, device in enumerate(devices_of(node)) if on == name and device in ended.devices]:
-                    devices[at] -= ended.milli
+                    devices[at] -= ended.milli_per_device
         for block in blocked:
             if block.node in host:
                 cpu, memory = cpu - block.cpu, memory - block.memory
@@ -392,10 +392,12 @@ class Cluster:
         """Return the milli-GPUs of a pool's usable nodes that are held by what does not end."""
         up = {node for node in self.nodes_of(pool) if self.usable(node)}
         late = [a for a in self.running.values() if self.is_stuck(a.workload)]
-        evicted = sum(p.milli * len(p.devices) for a in late for p in a.parts if p.node in up)
+        evicted = sum(p.milli_per_device * len(p.devices) for a in late for p in a.parts if p.node in up)
         outliving = [pod for name in up for pod in self.nodes[name].terminating]
         return evicted + sum(
-            pod.milli * len(pod.devices) for pod in outliving if self.now >= pod.deadline + self.settings.stuck_after
+            pod.milli_per_device * len(pod.devices)
+            for pod in outliving
+            if self.now >= pod.deadline + self.settings.stuck_after
         )
 
     def total_gpus(self, pool: str) -> int:
@@ -411,7 +413,7 @@ class Cluster:
             devices = list(here.devices)
             for part in parts:
                 for at in part.devices if part.node == name else ():
-                    devices[at] -= part.milli
+                    devices[at] -= part.milli_per_device
             taken = {at for part in parts if part.node == name for at in part.devices}
             cpu, memory = many * need.cpu, many * need.memory
             if any(devices[at] < 0 for at in taken) or (cpu and here.cpu < cpu) or (memory and here.memory < memory):
@@ -437,7 +439,7 @@ class Cluster:
 
     def widen(self, allocation: Allocation, part: WorkerPlacement) -> Allocation:
         """Add one more worker to a gang that this plan started."""
-        amount = allocation.amount + part.milli * len(part.devices)
+        amount = allocation.amount + part.milli_per_device * len(part.devices)
         self.running[allocation.id] = wider = replace(allocation, parts=(*allocation.parts, part), amount=amount)
         return wider
 
@@ -456,7 +458,7 @@ class Cluster:
     def placement(self, parts: Iterable[WorkerPlacement]) -> Placement:
         """Return parts as the placement that a plan carries."""
         return tuple(
-            Placed(p.worker, p.node, tuple(devices_of(self.nodes[p.node])[at] for at in p.devices), p.milli)
+            Placed(p.worker, p.node, tuple(devices_of(self.nodes[p.node])[at] for at in p.devices), p.milli_per_device)
             for p in parts
         )
 

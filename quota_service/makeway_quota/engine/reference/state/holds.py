@@ -87,7 +87,7 @@ class Hold:
             for at, opening in enumerate(self.openings):
                 if opening.node == part.node:
                     opened = cluster.unused(part.node).devices
-                    whole = sum(part.milli + opened[device] == GPU for device in part.devices)
+                    whole = sum(part.milli_per_device + opened[device] == GPU for device in part.devices)
                     cpu, memory = opening.cpu - allocation.need.cpu, opening.memory - allocation.need.memory
                     self.openings[at] = opening._replace(whole=opening.whole - whole, cpu=cpu, memory=memory)
 
@@ -312,7 +312,7 @@ def _plus(free: FreeResources, allocation: Allocation, node: str) -> FreeResourc
     for part in allocation.on(node):
         cpu, memory, pods = cpu + allocation.need.cpu, memory + allocation.need.memory, pods + 1
         for at in part.devices:
-            devices[at] += part.milli
+            devices[at] += part.milli_per_device
     return FreeResources(devices, cpu, memory, pods)
 
 

@@ -171,7 +171,7 @@ def _room_of_parts(
         for part in parts:
             cpu, memory, pods = cpu + allocation.need.cpu, memory + allocation.need.memory, pods + 1
             for at in part.devices:
-                devices[at] += part.milli
+                devices[at] += part.milli_per_device
     return FreeResources(devices, cpu, memory, pods).workers(p.need)
 
 

@@ -229,7 +229,7 @@ def room_on(p: Preemptor, node: str, free: FreeResources, victims: Iterable[Memb
                 pods += 1
                 cpu, memory = cpu + member.allocation.need.cpu, memory + member.allocation.need.memory
                 for at in part.devices if part.node == node else ():
-                    devices[at] += part.milli
+                    devices[at] += part.milli_per_device
     return FreeResources(devices, cpu, memory, pods).workers(p.need)
 
 

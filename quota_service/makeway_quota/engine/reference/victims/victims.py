@@ -98,7 +98,7 @@ def shrunk(cluster: Cluster, victim: Allocation, gone: Sequence[WorkerPlacement]
     if victim.fresh or victim.fixed or not gone:
         return None
     gpus = victim.need.gpus
-    stay = [p for p in victim.parts if cluster.usable(p.node) and len(p.devices) * p.milli == gpus]
+    stay = [p for p in victim.parts if cluster.usable(p.node) and len(p.devices) * p.milli_per_device == gpus]
     kept = tuple(part for part in stay if part not in gone)
     return Member(victim, tuple(gone), kept) if len(kept) >= victim.need.min_workers else None
 

@@ -213,7 +213,7 @@ def room_on(preemptor: Preemptor, node: NodeState, gone: Iterable[Victim]) -> in
             if not copied:
                 devices, copied = list(devices), True
             for at in part.devices if part.node is node else ():
-                devices[at] += part.milli
+                devices[at] += part.milli_per_device
                 untouched += devices[at] == GPU
             cpu += victim.allocation.need.cpu
             memory += victim.allocation.need.memory

@@ -75,7 +75,7 @@ Fits = Callable[[Victims], bool]
 
 def stays(allocation: Allocation, part: WorkerPlacement) -> bool:
     """Whether a worker of a gang that shrinks may stay: its node is usable, and none of its devices is lost."""
-    return part.node.usable and len(part.devices) * part.milli == allocation.need.gpus
+    return part.node.usable and len(part.devices) * part.milli_per_device == allocation.need.gpus
 
 
 def extra_workers(allocation: Allocation) -> int:

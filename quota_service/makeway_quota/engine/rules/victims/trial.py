@@ -145,7 +145,7 @@ def _hosted_beside(node: NodeState, need: Need, victim: Victim) -> int:
         if part.node is node:
             for at in part.devices:
                 untouched -= devices[at] == GPU
-                devices[at] -= part.milli
+                devices[at] -= part.milli_per_device
             cpu -= victim.allocation.need.cpu
             memory -= victim.allocation.need.memory
             pods -= 1
