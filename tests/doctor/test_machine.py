@@ -80,7 +80,7 @@ def test_secrets_that_others_may_read_are_named(tmp_path: Path) -> None:
     folder.mkdir(mode=0o700)
     (folder / "password").write_text("x")
     (folder / "password").chmod(0o644)
-    (result,) = machine.private(settings(tmp_path))
+    (result,) = machine.exposed_secrets(settings(tmp_path))
     assert result.remedy == f"chmod go-rwx {folder}/password"
 
 

@@ -133,7 +133,7 @@ def machine_checks(settings: ServiceSettings) -> list[Check]:
         Check("python", partial(in_thread, machine.python)),
         Check("port", partial(in_thread, _list, machine.port, settings)),
         Check("gpus", partial(in_thread, _list, machine.gpus, settings)),
-        Check("secrets", partial(in_thread, _list, machine.private, settings)),
+        Check("secrets", partial(in_thread, _list, machine.exposed_secrets, settings)),
     ]
 
 

@@ -18,11 +18,13 @@ from ..settings import ServiceSettings, netloc
 from .findings import Finding
 
 GIB = 2**30
-FEW_BYTES, TOO_FEW_BYTES = 5 * GIB, GIB
-FEW_PART = 0.05
-"""Part of the inodes of a file system"""
+LOW_DISK_BYTES, FULL_DISK_BYTES = 5 * GIB, GIB
+"""With fewer free bytes, a warning and an error"""
+LOW_INODES_SHARE = 0.05
+"""With a smaller share of free inodes, a warning"""
 OLDEST_PYTHON = (3, 11)
-DRIVER_SECONDS = 15.0
+NVIDIA_SMI_TIMEOUT = 15.0
+"""Seconds"""
 
 
 def folders(settings: ServiceSettings) -> Iterator[Finding]:
@@ -36,11 +38,11 @@ def folders(settings: ServiceSettings) -> Iterator[Finding]:
                 f"Let user {os.geteuid()} write there, or mount a volume that is not read-only nor full.",
             )
             continue
-        yield from _room(folder)
+        yield from _disk_space(folder)
 
 
 def _unwritable(folder: Path) -> str:
-    """Return why no file can be made in a folder; for one that does not exist yet, in the folder above it."""
+    """Return why no file can be made in a folder, or in the one above it if it does not exist yet; "" if one can."""
     name = _existing(folder) / f".makeway-doctor-{uuid.uuid4().hex}"
     try:
         with name.open("wb") as file:
@@ -60,26 +62,26 @@ def _existing(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
-def _room(folder: Path) -> Iterator[Finding]:
+def _disk_space(folder: Path) -> Iterator[Finding]:
     folder = _existing(folder)
-    free, result = shutil.disk_usage(folder).free, os.statvfs(folder)
-    if free < FEW_BYTES:
+    free, inodes = shutil.disk_usage(folder).free, os.statvfs(folder)
+    if free < LOW_DISK_BYTES:
         yield Finding(
-            "error" if free < TOO_FEW_BYTES else "warning",
+            "error" if free < FULL_DISK_BYTES else "warning",
             f"The disk of {folder} has {free / GIB:.1f} GiB free.",
             str(folder),
             "Make room, or move MAKEWAY_STATE_DIR to a larger disk: submissions are refused when it is full.",
         )
-    if result.f_files and result.f_favail / result.f_files < FEW_PART:
+    if inodes.f_files and inodes.f_favail / inodes.f_files < LOW_INODES_SHARE:
         yield Finding(
-            "error" if not result.f_favail else "warning",
-            f"The disk of {folder} has {result.f_favail} free inodes of {result.f_files}.",
+            "error" if not inodes.f_favail else "warning",
+            f"The disk of {folder} has {inodes.f_favail} free inodes of {inodes.f_files}.",
             str(folder),
             "Remove many small files, or move MAKEWAY_STATE_DIR.",
         )
 
 
-def private(settings: ServiceSettings) -> Iterator[Finding]:
+def exposed_secrets(settings: ServiceSettings) -> Iterator[Finding]:
     """Yield secrets that others may read."""
     folder = settings.state_dir / "secrets"
     if not folder.is_dir():
@@ -98,7 +100,7 @@ def python() -> Iterable[Finding]:
 
 
 def port(settings: ServiceSettings) -> Iterator[Finding]:
-    """Yield a finding if another program has the port of the service; Makeway itself is none."""
+    """Yield a finding if another program than Makeway has the port of the service."""
     host = settings.host or "127.0.0.1"
     why = ""
     for address in ("0.0.0.0", "::") if host == "::" else (host,):
@@ -120,8 +122,8 @@ def port(settings: ServiceSettings) -> Iterator[Finding]:
 
 
 def _answers_as_makeway(settings: ServiceSettings) -> bool:
-    everywhere = {"": ("127.0.0.1",), "0.0.0.0": ("127.0.0.1",), "::": ("127.0.0.1", "::1")}
-    for host in everywhere.get(settings.host, (settings.host,)):
+    local_addresses = {"": ("127.0.0.1",), "0.0.0.0": ("127.0.0.1",), "::": ("127.0.0.1", "::1")}
+    for host in local_addresses.get(settings.host, (settings.host,)):
         with contextlib.suppress(OSError), socket.create_connection((host, settings.port), 2.0) as connection:
             connection.sendall(f"GET {settings.prefix.rstrip('/')}/healthz HTTP/1.0\r\n\r\n".encode())
             if b" 200 " in connection.recv(64):
@@ -137,7 +139,7 @@ def gpus(settings: ServiceSettings) -> Iterator[Finding]:
         return
     message = "nvidia-smi is not installed"
     if tool := shutil.which("nvidia-smi"):
-        done = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=DRIVER_SECONDS, check=False)
+        done = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT, check=False)
         message = (done.stdout + done.stderr).strip().rpartition("\n")[2]
     yield Finding(
         "error",

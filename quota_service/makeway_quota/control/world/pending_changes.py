@@ -35,12 +35,12 @@ class PendingChanges:
     ) -> None:
         self.active, self.observed, self.expectations = active, observed, expectations
         self.quarantine = Quarantine()
-        """that of the loop, once it runs"""
+        """The loop's quarantine, once the loop runs"""
         self._clock = clock
         self._ids: set[str] = set()
         self._resync_at: float | None = None
         """The time of the last full reconciliation; None: one is due."""
-        self._whole = False
+        self._reconcile_all = False
 
     def resync(self) -> None:
         """Make the next cycle reconcile everything: this process just became the leader, or missed something."""
@@ -50,7 +50,7 @@ class PendingChanges:
         """Return the rows that a cycle may have to act upon, and those of the attempts in `observation`."""
         self._gather()
         rows = self.active.holding
-        if self._whole:
+        if self._reconcile_all:
             return dict(rows)
         return {id: rows[id] for id in self._ids if id in rows}
 
@@ -60,7 +60,7 @@ class PendingChanges:
         """
         rows = self.rows()
         attempts = self.observed.attempts
-        if self._whole:
+        if self._reconcile_all:
             result = list(attempts.values())
         else:
             keys = {(id, row.attempt) for id, row in rows.items()} | self.observed.changed
@@ -93,14 +93,14 @@ class PendingChanges:
             key for key in self.observed.changed if key in attempts and self._is_obsolete(attempts[key])
         }
         self._ids = self.quarantine.all("workload")
-        if self._whole:
-            self._whole, self._resync_at = False, self._clock()
+        if self._reconcile_all:
+            self._reconcile_all, self._resync_at = False, self._clock()
             self.observed.changed |= {key for key, attempt in attempts.items() if self._is_obsolete(attempt)}
             self.expectations.keep(self.active.holding)
 
     def _gather(self) -> None:
         if self._resync_at is None or self._clock() - self._resync_at >= RESYNC_SECONDS:
-            self._whole = True
+            self._reconcile_all = True
         self._ids |= self.active.changed
         self.active.changed.clear()
         self._ids.update(self.active.urgent)
@@ -116,7 +116,7 @@ class PendingChanges:
         ]
 
     def _verdict(self, row: Workload, now: float) -> str:
-        """Return what to do about an attempt that is not reported; "wait" where that cannot be told."""
+        """Return what to do about an attempt that is not reported: "start", "lost", or "wait" if it is not known."""
         with self.quarantine.guard(STEP, "workload", row.id):
             backend = backend_of(row)
             if self.observed.backends.is_removed(backend):
