@@ -32,11 +32,11 @@ from ..store.records import Workload
 from .memory import MemoryMachineStore
 
 SnapshotOf = Callable[[float, Iterable[Workload]], Snapshot]
-STEP_EVERY = 300.0
+MAX_STEP_INTERVAL = 300.0
 """Seconds between two steps at most while machines exist or work waits: schedules, age and budgets follow the clock"""
-REPORT_EVERY = 10.0
+REPORT_INTERVAL = 10.0
 """Seconds from one report of an agent to the next"""
-LASTING = frozenset({"too_small", "price_unknown", "max_machines", "hour_budget", "paused"})
+PERMANENT_REFUSALS = frozenset({"too_small", "price_unknown", "max_machines", "hour_budget", "paused"})
 """Reasons for launching no machine that do not pass with time, as long as no machine exists"""
 
 
@@ -68,19 +68,19 @@ class SimulatedDeployment:
         self.now = 0.0
         self.unservable = False
         """whether nothing of what waits will ever get a machine, as far as the newest step knows"""
-        self._boot, self._ids = boot, ids
-        self._boots = dict.fromkeys(self.types, boot)
+        self._boot_duration, self._ids = boot, ids
+        self._boot_seconds = dict.fromkeys(self.types, boot)
         self._provider = MemoryProvider(lambda: self.now)
         self._leader = StepLeader(self.store.term, lambda: f"machine-{next(self._ids):06}", lambda: self.now)
-        self._listening: float | None = None
+        self._observing_since: float | None = None
         self._moved_at: float | None = None
-        self._asked_at = -math.inf
-        self._used: frozenset[str] = frozenset()
+        self._checked_moves_at = -math.inf
+        self._with_work: frozenset[str] = frozenset()
         self._peaks = dict.fromkeys(self.types, 0)
 
     @property
     def machines(self) -> Iterable[Machine]:
-        """Return the machines that are not over."""
+        """Return the machines that have not ended."""
         return self.store.rows.values()
 
     def step(self, now: float, demand: CycleDemand, others: Iterable[SimulatedDeployment] = ()) -> bool:
@@ -89,44 +89,55 @@ class SimulatedDeployment:
         `others`: the deployments that launch for the same pools.
         """
         self.now = now
-        if self._listening is None:
-            self._listening = self._moved_at = now
+        if self._observing_since is None:
+            self._observing_since = self._moved_at = now
         moves = bool(demand.restartable) or any(row.drain == "move" for row in self.machines)
         work = demand.of(self.machines, moves=moves)
         reports = tuple(self._reports(demand))
         lists = (self._provider.list(self.deployment.name, now),)
-        beside = tuple(one.counted() for one in others)
+        sharing = tuple(one.for_other_deployments() for one in others)
         seen = StepInput(
-            now, self._listening, work, lists, reports, boot_seconds=self._boots, moved_at=self._moved_at, others=beside
+            now,
+            self._observing_since,
+            work,
+            lists,
+            reports,
+            boot_seconds=self._boot_seconds,
+            moved_at=self._moved_at,
+            others=sharing,
         )
         result = cycle(self.store, self._provider, self.deployment, seen, self._leader)
         if result.drained_for_move is not None:
             self._moved_at = now
-        self._used = frozenset(row.id for row in self.machines if work is None or work.has_work(row.id))
+        self._with_work = frozenset(row.id for row in self.machines if work is None or work.has_work(row.id))
         codes = {one.code for one in result.refusals}
-        self.unservable = bool(result.unserved) and codes <= LASTING and not self.store.rows
+        self.unservable = bool(result.unserved) and codes <= PERMANENT_REFUSALS and not self.store.rows
         self._forget()
         for name in self.types:
             self._peaks[name] = max(self._peaks[name], sum(row.type == name for row in self.machines))
         return result.moved
 
-    def counted(self) -> OtherDeployment:
+    def for_other_deployments(self) -> OtherDeployment:
         """Return the machines as they are now, for the step of another deployment."""
-        return OtherDeployment(self.deployment, tuple(self.machines), self._boots)
+        return OtherDeployment(self.deployment, tuple(self.machines), self._boot_seconds)
 
     def move_question(self, now: float) -> MoveQuestion | None:
         """Return what the engine is to be asked about moves now, None for nothing."""
-        return MoveQuestion.of(self.deployment, self.machines, self._moved_at, now - self._asked_at, now)
+        return MoveQuestion.of(self.deployment, self.machines, self._moved_at, now - self._checked_moves_at, now)
 
     def refused(self, now: float) -> None:
         """Note that the jobs of no machine start elsewhere."""
-        self._asked_at = now
+        self._checked_moves_at = now
 
     def _reports(self, demand: CycleDemand) -> Iterator[tuple[str, MachineEvent]]:
         """Yield what agents report: they join when their machine has booted, and then say what runs there."""
         for row in self.machines:
             boot = f"boot of {row.id}"
-            if row.state in STARTING and row.launched_at is not None and self.now >= row.launched_at + self._boot:
+            if (
+                row.state in STARTING
+                and row.launched_at is not None
+                and self.now >= row.launched_at + self._boot_duration
+            ):
                 yield row.id, MachineEvent("joined", at=self.now, boot=boot)
                 yield row.id, MachineEvent("initialised", at=self.now, boot=boot, gpus=row.gpus)
             elif row.boot is not None:
@@ -134,7 +145,7 @@ class SimulatedDeployment:
                 yield row.id, MachineEvent("heard", at=self.now, boot=boot, attempts=attempts)
 
     def _forget(self) -> None:
-        """Remove instances whose machine is over from the provider, which lists all that it knows."""
+        """Remove instances whose machine has ended from the provider, which lists all that it knows."""
         for instance in list(self._provider.instances.values()):
             if instance.machine in self.store.finished:
                 del self._provider.instances[instance.id]
@@ -143,20 +154,22 @@ class SimulatedDeployment:
         """Yield the machines that boot as nodes."""
         for row in self.machines:
             if row.state in STARTING:
-                yield booting_node(row, self.types[row.type], (row.launched_at or row.requested_at) + self._boot)
+                yield booting_node(
+                    row, self.types[row.type], (row.launched_at or row.requested_at) + self._boot_duration
+                )
 
     def next_at(self) -> Iterator[float]:
         """Yield the times at which a step changes something, if nothing else happens."""
         for row in self.machines:
             timeouts = self.deployment.timeouts(row.type)
             if row.state in STARTING:
-                yield (row.launched_at or row.requested_at) + self._boot
+                yield (row.launched_at or row.requested_at) + self._boot_duration
                 yield max(self.now, row.needed_at + timeouts.unneeded) + 1
             elif row.state == "terminating":
                 yield max(self.now, row.end_called_at or row.state_since) + self.deployment.poll_interval
-            elif row.id not in self._used:
+            elif row.id not in self._with_work:
                 if row.state == "draining":
-                    yield max(self.now, row.state_since) + REPORT_EVERY
+                    yield max(self.now, row.state_since) + REPORT_INTERVAL
                 elif row.needed_at + self.types[row.type].idle_timeout >= self.now:
                     yield row.needed_at + self.types[row.type].idle_timeout + 1
             if row.deadline is not None and row.deadline > self.now:
@@ -164,12 +177,12 @@ class SimulatedDeployment:
         rules, last = self.deployment.moves, self._moved_at
         if rules is not None and last is not None and self.store.rows and last + rules.interval > self.now:
             yield last + rules.interval
-        if rules is not None and (again := self._asked_at + rules.interval / ASKED_PER_PERIOD) > self.now:
+        if rules is not None and (again := self._checked_moves_at + rules.interval / ASKED_PER_PERIOD) > self.now:
             yield again
 
     @property
-    def winds_down_in(self) -> float:
-        """Return the seconds within which idle machines end, except those that the document keeps idle."""
+    def idle_seconds(self) -> float:
+        """Return the seconds after which a machine without work has ended, unless its document keeps it idle."""
         return (
             max(machine_type.idle_timeout for machine_type in self.types.values()) + 4 * self.deployment.poll_interval
         )
@@ -204,13 +217,13 @@ class SimulatedMachines:
     def __init__(self, deployments: Sequence[Deployment], boot: float, durations: Durations | None = None) -> None:
         ids = itertools.count(1)
         self.deployments = [SimulatedDeployment(one, boot, ids) for one in deployments]
-        self._in_order = sorted(self.deployments, key=lambda one: one.deployment.preference)
+        self._by_preference = sorted(self.deployments, key=lambda one: one.deployment.preference)
         self.nodes: dict[str, Node] = {}
         self._shown: dict[str, Node] = {}
-        """those, and the machines that boot"""
+        """`nodes` and the machines that boot, as the engine saw them last"""
         self.now = 0.0
         self._remaining = durations.remaining if durations is not None else _unknown
-        self._known: CycleDemand | None = None
+        self._cycle_demand: CycleDemand | None = None
         self.peak_milli_gpus = 0
         """the most milli-GPUs of machines at once"""
 
@@ -233,14 +246,16 @@ class SimulatedMachines:
         known = cycle_demand(now, demand, self._statuses(), placed, machines, submitted, jobs)
         questions = {one: question for one in self.deployments if (question := one.move_question(now)) is not None}
         movable = machines_to_empty(known, questions.values(), now)
-        known = self._known = restartable(known, movable, lambda: Restarts(snapshot(now, map(_running, known_rows))))
+        known = self._cycle_demand = restartable(
+            known, movable, lambda: Restarts(snapshot(now, map(_running, known_rows)))
+        )
         for one in questions:
             if (asked := movable.get(one.deployment.name)) and not any(row.id in known.restartable for row in asked):
                 one.refused(now)
-        moved = [one.step(now, known, self._beside(one)) for one in self._in_order]
+        moved = [one.step(now, known, self._sharing_pools(one)) for one in self._by_preference]
         return any(moved)
 
-    def _beside(self, deployment: SimulatedDeployment) -> list[SimulatedDeployment]:
+    def _sharing_pools(self, deployment: SimulatedDeployment) -> list[SimulatedDeployment]:
         """Return the other deployments that launch for the same pools."""
         pools = deployment.deployment.pools
         return [one for one in self.deployments if one is not deployment and one.deployment.pools & pools]
@@ -271,10 +286,14 @@ class SimulatedMachines:
         deployments = [one.deployment for one in self.deployments if one.deployment.moves is not None]
         rows = [row for one in self.deployments for row in one.machines]
         draining = [row for row in rows if row.drain == "move"]
-        if not draining or self._known is None:
+        if not draining or self._cycle_demand is None:
             return ChangeSet()
-        demand = {one.name: known for one in deployments if (known := self._known.of((), moves=True)) is not None}
-        return notices(draining, self._known.rows, self._known.machines, moving(deployments, rows, demand), self.now)
+        demand = {
+            one.name: known for one in deployments if (known := self._cycle_demand.of((), moves=True)) is not None
+        }
+        return notices(
+            draining, self._cycle_demand.rows, self._cycle_demand.machines, moving(deployments, rows, demand), self.now
+        )
 
     def leaving(self) -> frozenset[str]:
         """Return the machines whose work has to go by a deadline."""
@@ -286,12 +305,12 @@ class SimulatedMachines:
         live = any(one.store.rows for one in self.deployments)
         if not live and not (waits and not all(one.unservable for one in self.deployments)):
             return None
-        return min([self.now + STEP_EVERY, *(at for one in self.deployments for at in one.next_at())])
+        return min([self.now + MAX_STEP_INTERVAL, *(at for one in self.deployments for at in one.next_at())])
 
     @property
-    def winds_down_in(self) -> float:
-        """Return the seconds within which idle machines end, of the slowest deployment."""
-        return max(one.winds_down_in for one in self.deployments)
+    def idle_seconds(self) -> float:
+        """Return the seconds after which a machine without work has ended, of the slowest deployment."""
+        return max(one.idle_seconds for one in self.deployments)
 
     def uses(self, now: float) -> tuple[MachineUse, ...]:
         """Return what each type of each deployment was used for until now."""

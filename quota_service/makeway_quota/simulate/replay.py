@@ -27,9 +27,10 @@ from .planner import ReplayPlanner
 from .trace import Arrival, TraceInvalid
 
 MAX_PASSES = 20
-"""Passes at one moment until nothing changes any more."""
-GIVE_UP = 32 * 86_400.0
-"""Seconds without any progress after which work that waits for machines is given up: a month's budget began anew"""
+"""Passes at one time until nothing changes any more."""
+MAX_IDLE_SECONDS = 32 * 86_400.0
+"""Seconds without any change of a job after which the replay ends though work waits for machines: longer than a month,
+so that a new monthly budget has begun"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,8 @@ class Outcome:
 class Replay:
     """One trace on one cluster. `round_to`: events within so many seconds are decided together.
 
-    `boot`: seconds that machines of the cluster's deployments take from their launch until they are ready.
+    `restart`: seconds that a job loads its checkpoint after an eviction. `boot`: seconds that machines of
+    the cluster's deployments take from their launch until they are ready.
     """
 
     def __init__(
@@ -87,14 +89,17 @@ class Replay:
         self.backend = SimulatedBackend(grace, restart)
         self.meter = Meter(cluster.reserved())
         self.store = MemoryStore(self._changed, durations)
-        self.dirty: set[str] = set()
-        self.changed = False
+        self.changed_ids: set[str] = set()
+        """The workloads that changed since the last plan."""
+        self.replan = False
+        """Whether a new plan may differ from the last one."""
         self.passes = 0
         self.now = 0.0
-        self._alike: dict[tuple[str, int, float | None], Workload] = {}
-        self._until: list[tuple[float, str]] = []
-        self._patient: list[tuple[float, str]] = []
-        """when others may first be evicted for each job that waits that long (`reclaim_after`)"""
+        self._templates: dict[tuple[str, int, float | None], Workload] = {}
+        self._withdraw_at: list[tuple[float, str]] = []
+        """Heap of the times at which observed demand ends, and the id of its job."""
+        self._reclaim_from: list[tuple[float, str]] = []
+        """Heap of the times from which others may be evicted for a pending job (`reclaim_after`), and its id."""
         self.accounting = Accounting(lambda: self.now)
         self._demand: tuple[Demand, ...] = ()
         self._progress_at = 0.0
@@ -107,16 +112,16 @@ class Replay:
         waiting, at = sorted(arrivals, key=lambda a: (a.submit, a.id)), 0
         began = self.now = self._progress_at = waiting[0].submit if waiting else 0.0
         while True:
-            moment = self._next(waiting[at].submit if at < len(waiting) else None)
-            if moment is None:
+            time = self._next(waiting[at].submit if at < len(waiting) else None)
+            if time is None:
                 break
-            self.now = moment
-            self.meter.advance(moment, self.gpus)
+            self.now = time
+            self.meter.advance(time, self.gpus)
             self._step_machines()  # with what runs until now, so that machines were needed until now
-            self._report(self.backend.over(moment))
+            self._report(self.backend.over(time))
             self._withdraw()
-            self._end_patience()
-            while at < len(waiting) and waiting[at].submit <= moment:
+            self._expire_reclaim_delays()
+            while at < len(waiting) and waiting[at].submit <= time:
                 self._submit(waiting[at])
                 at += 1
             self._decide_and_step()
@@ -142,7 +147,7 @@ class Replay:
         )
 
     def _next(self, arrival: float | None) -> float | None:
-        heaps = (self._until, self._patient)
+        heaps = (self._withdraw_at, self._reclaim_from)
         times = [t for t in (arrival, self.backend.next_at(), *(heap[0][0] for heap in heaps if heap)) if t is not None]
         if self.machines is not None and (step := self._next_step(self.machines, bool(times))) is not None:
             times.append(step)
@@ -155,7 +160,7 @@ class Replay:
         """Return when the machines' next step is due, None if it is the end. `others`: other events are to come."""
         waits = self.meter.any_waits
         at = machines.next_at(waits)
-        last = self._progress_at + (GIVE_UP if waits else machines.winds_down_in)
+        last = self._progress_at + (MAX_IDLE_SECONDS if waits else machines.idle_seconds)
         return at if at is not None and (others or at <= last) else None
 
     def _decide_and_step(self) -> None:
@@ -181,7 +186,7 @@ class Replay:
         for row in list(self.store.rows.values()) if leaving else ():
             if any(place.node in leaving for place in row.placement):
                 self.backend.notice(row, self.now, machine_leaves=True)
-        self.changed = self.changed or moved or bool(changed or gone)
+        self.replan = self.replan or moved or bool(changed or gone)
         return moved
 
     def _move_jobs(self, machines: SimulatedMachines) -> None:
@@ -193,40 +198,42 @@ class Replay:
         self._commit(change_set)
 
     def _submit(self, arrival: Arrival) -> None:
-        like = self._like(arrival)
+        template = self._template(arrival)
         if arrival.team not in self.meter.teams:
             raise TraceInvalid(f"Job {arrival.id} is of team {arrival.team}, which the policy does not have.")
-        row = self.store.add_like(like, arrival.id, arrival.team, arrival.owner, now=arrival.submit)
+        row = self.store.add_like(template, arrival.id, arrival.team, arrival.owner, now=arrival.submit)
         self.backend.submit(arrival)
         self.meter.submitted(row)
-        self.dirty.add(row.id)
-        self.changed = True
+        self.changed_ids.add(row.id)
+        self.replan = True
         if arrival.until is not None:
-            heapq.heappush(self._until, (arrival.until, arrival.id))
+            heapq.heappush(self._withdraw_at, (arrival.until, arrival.id))
         if patience := self.profiles[row.profile].reclaim_delay("job") if row.profile in self.profiles else 0.0:
-            heapq.heappush(self._patient, (arrival.submit + patience, arrival.id))
+            heapq.heappush(self._reclaim_from, (arrival.submit + patience, arrival.id))
 
-    def _end_patience(self) -> None:
+    def _expire_reclaim_delays(self) -> None:
         """Decide anew where others may be evicted from now on for jobs that still wait; forget those that do not."""
-        while self._patient and (self._patient[0][0] <= self.now or not self._waits(self._patient[0][1])):
-            _, id = heapq.heappop(self._patient)
-            self.changed = self.changed or self._waits(id)
+        while self._reclaim_from and (
+            self._reclaim_from[0][0] <= self.now or not self._waits(self._reclaim_from[0][1])
+        ):
+            _, id = heapq.heappop(self._reclaim_from)
+            self.replan = self.replan or self._waits(id)
 
     def _waits(self, id: str) -> bool:
         row = self.store.rows.get(id)
         return row is not None and row.state == "pending"
 
-    def _like(self, arrival: Arrival) -> Workload:
-        """Return the workload that all jobs with the same request begin as; made once."""
-        asked = arrival.profile, arrival.gpus, arrival.time_limit
-        like = self._alike.get(asked)
-        if like is None:
+    def _template(self, arrival: Arrival) -> Workload:
+        """Return the record that all jobs with the same request are copied from; made once."""
+        request = arrival.profile, arrival.gpus, arrival.time_limit
+        template = self._templates.get(request)
+        if template is None:
             name = arrival.profile or profile_name(arrival.gpus)
-            profile = self.profiles.get(name) or self._sized(arrival.gpus)
+            profile = self.profiles.get(name) or self._profile_of_size(arrival.gpus)
             if profile is None:
                 raise TraceInvalid(f"Job {arrival.id} wants profile {name}, which the policy does not have.")
-            like = self._alike[asked] = initial_record(self._new(arrival, profile), 0.0)
-        return like
+            template = self._templates[request] = initial_record(self._new(arrival, profile), 0.0)
+        return template
 
     def _new(self, arrival: Arrival, profile: Profile) -> NewWorkload:
         grace = profile.grace if profile.grace is not None else self.cluster.settings.grace
@@ -245,7 +252,7 @@ class Replay:
             time_limit=arrival.time_limit,
         )
 
-    def _sized(self, milli: int) -> Profile | None:
+    def _profile_of_size(self, milli: int) -> Profile | None:
         return next((p for p in self.cluster.profiles if p.gpus * p.workers == milli), None)
 
     def _held(self, row: Workload) -> Iterator[tuple[str, int]]:
@@ -254,8 +261,8 @@ class Replay:
     def _withdraw(self) -> None:
         """Cancel the demand that was observed until now only."""
         change_set = ChangeSet()
-        while self._until and self._until[0][0] <= self.now:
-            _, id = heapq.heappop(self._until)
+        while self._withdraw_at and self._withdraw_at[0][0] <= self.now:
+            _, id = heapq.heappop(self._withdraw_at)
             if (row := self.store.rows.get(id)) is not None:
                 change_set.add(*transitions.withdraw(row, self.now))
         self._commit(change_set)
@@ -268,10 +275,10 @@ class Replay:
     def _decide(self) -> None:
         """Plan and apply until nothing changes any more; not at all while no job waits."""
         for _ in range(MAX_PASSES):
-            if not self.changed or not self.meter.any_waits:
+            if not self.replan or not self.meter.any_waits:
                 break
-            self.changed = False
-            changed, self.dirty = self.dirty, set()
+            self.replan = False
+            changed, self.changed_ids = self.changed_ids, set()
             if self.accounting.on:
                 self.planner.show(self.accounting.policies())
             plan = self.planner.plan(self.now, self.store.rows, changed)
@@ -279,8 +286,8 @@ class Replay:
             self.passes += 1
             self._commit(change_set_of(plan, self.store.rows, now=self.now, lease_seconds=0.0))
             self._carry_out(plan)
-            self.changed = bool(plan.evict or plan.move)
-        self.changed = False
+            self.replan = bool(plan.evict or plan.move)
+        self.replan = False
 
     def _carry_out(self, plan: Plan) -> None:
         for start in plan.start:
@@ -297,8 +304,8 @@ class Replay:
     def _changed(self, before: Workload, after: Workload) -> None:
         self.meter.changed(before, after)
         self.accounting.follow((after,))
-        self.dirty.add(after.id)
-        self.changed = self.changed or after.state not in HOLDING
+        self.changed_ids.add(after.id)
+        self.replan = self.replan or after.state not in HOLDING
         if before.state != after.state:
             self._progress_at = self.now
         if after.ended_at is not None:
@@ -330,6 +337,6 @@ def replay(
 
     `boot`: seconds that machines of deployments take from their launch until they are ready.
     """
-    played = Replay(cluster, planner, restart=restart, round_to=round_to, durations=durations, boot=boot)
+    simulation = Replay(cluster, planner, restart=restart, round_to=round_to, durations=durations, boot=boot)
     with collecting_less():
-        return played.run(list(arrivals), progress)
+        return simulation.run(list(arrivals), progress)
