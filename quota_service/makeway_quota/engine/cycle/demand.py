@@ -19,7 +19,7 @@ from ..placement.fit import find_placement, static_quota
 from ..placement.spare import surplus
 from ..plan import Demand
 from ..request import Need
-from ..rules.order import common
+from ..rules.order import group_sort_key
 from ..snapshot import GPU, Workload
 from .demand_order import DemandOrder, Entry, Place, RankedGroup, shape_of
 
@@ -156,7 +156,7 @@ def _placed(
         if pool is not None and group.has_members():
             amount = group.need.total
             over_quota = not cluster.ledger.in_quota(group.account, pool.pool.name, amount, group.non_preemptible)
-            yield group, (over_quota, common(group, pool, over_quota))
+            yield group, (over_quota, group_sort_key(group, pool, over_quota))
 
 
 def in_order(
@@ -164,7 +164,7 @@ def in_order(
 ) -> list[tuple[WorkloadGroup, Workload]]:
     """Return the pending workloads that a growing pool serves and that are not nominated.
 
-    They are sorted by `order.key` in the first growing pool of each.
+    They are sorted by `order.sort_key` in the first growing pool of each.
     """
     ranked = [RankedGroup(place, group, (), False) for group, place in _placed(cluster, waiting, growing, False)]
     order = DemandOrder().sort(ranked, cluster.settings.user_fairness, cluster.nominations)

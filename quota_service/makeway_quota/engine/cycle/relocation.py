@@ -18,7 +18,7 @@ from ..index.nominations import fits_later
 from ..placement.fit import find_placement, within_limits
 from ..plan_builder import PlanBuilder
 from ..rules.consolidation import Moving
-from ..rules.order import key
+from ..rules.order import sort_key
 from ..rules.victims.preemptor import Preemptor
 from ..rules.victims.rights import rights_of
 from ..rules.victims.sets import stays
@@ -48,7 +48,7 @@ def _has_space(group: WorkloadGroup) -> bool:
 
 def _place_in_order(cluster: Cluster, group: WorkloadGroup, workload: Workload) -> tuple[bool, tuple[object, ...]]:
     over_quota = not any(_in_quota(group, pool) for pool in group.pools)
-    return over_quota, key(cluster, group, group.pools[0], workload, over_quota)
+    return over_quota, sort_key(cluster, group, group.pools[0], workload, over_quota)
 
 
 def _in_quota(group: WorkloadGroup, pool: PoolState) -> bool:
@@ -147,10 +147,12 @@ def _later_starts(
         return None
     with _Withdrawn(cluster, fresh):
         over_quota = not _in_quota(group, pool)
-        mine = key(cluster, group, pool, workload, over_quota)
+        mine = sort_key(cluster, group, pool, workload, over_quota)
         later = []
         for start in fresh:
-            theirs = key(cluster, builder.group_of_started[start.workload.id], start.pool, start.workload, over_quota)
+            theirs = sort_key(
+                cluster, builder.group_of_started[start.workload.id], start.pool, start.workload, over_quota
+            )
             in_quota = builder.started[start.workload.id].in_quota
             if (in_quota and not over_quota and theirs > mine) or (not in_quota and (not over_quota or theirs > mine)):
                 later.append((theirs, start))

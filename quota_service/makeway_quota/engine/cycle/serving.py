@@ -9,7 +9,7 @@ from ..index.cluster import Cluster
 from ..index.groups import WorkloadGroup
 from ..index.nodes import PoolState, WorkerPlacement
 from ..plan_builder import PlanBuilder
-from ..rules.order import GroupHeads, key
+from ..rules.order import GroupHeads, sort_key
 from ..snapshot import Workload
 from .admission import start_beside_hold, try_nominate, try_reclaim
 from .booting import await_nodes, only_booting_helps
@@ -44,7 +44,7 @@ def serve(
     releases = builder.progress.releases
     for group, workload, at in heads:
         pool = group.pools[at]
-        turn = key(cluster, group, pool, workload, over_quota) if out else ()
+        turn = sort_key(cluster, group, pool, workload, over_quota) if out else ()
         nominated = cluster.withdraw_nomination(workload)
         if not (over_quota or nominated) and _awaited_as_others(builder, heads, group, workload, at):
             continue
@@ -101,11 +101,11 @@ def _awaited_as_others(
 def _enter_again(heads: GroupHeads, builder: PlanBuilder, waiting: list[WorkloadGroup]) -> None:
     """Push what the last decision brought forward: work of owners who use less now, and withdrawn starts."""
     while builder.lowered_usage:
-        heads.lower(*builder.lowered_usage.pop())
+        heads.push_lowered(*builder.lowered_usage.pop())
     while builder.withdrawn_starts:
         back, owner = builder.withdrawn_starts.pop()
         if any(group is back for group in waiting):
-            heads.enter_again(back, owner)
+            heads.reenter(back, owner)
 
 
 def _startable_pools(
@@ -154,7 +154,7 @@ def _split(
 
 def _pop(heads: GroupHeads, group: WorkloadGroup, workload: Workload) -> None:
     group.pop(workload)
-    heads.again(group, workload.owner)
+    heads.push_next(group, workload.owner)
 
 
 def _try_reclaim(

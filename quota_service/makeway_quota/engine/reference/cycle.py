@@ -174,7 +174,7 @@ class Cycle:
             elif startable_pools and at + 1 < len(group.pools):
                 if nominated:
                     self.cluster.nominate(workload, nominated)
-                heads.at[group] = at + 1
+                heads.pool_index[group] = at + 1
             elif self.make_room(group, workload, nominated, startable_pools, eligible_pools, over_quota) or (
                 not (over_quota or nominated) and self.await_nodes(group, workload, eligible_pools)
             ):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..plan import Demand
 from ..snapshot import Workload
 from .state.cluster import Cluster, WorkerPlacement
-from .state.groups import WorkloadGroup, key
+from .state.groups import WorkloadGroup, sort_key
 from .state.placement import find
 from .state.quota import TeamQuotaLine, counts, in_quota, limiting, pool_usage, reserving, static_quota
 from .state.spare import room_on_a_new_node
@@ -75,7 +75,7 @@ def in_order(
                 cluster.live[name],
                 not in_quota(cluster, group.chain, pools[0], group.need.total, group.non_preemptible),
             )
-            entries.append((over_quota, key(cluster, group, pools[0], workload, over_quota), group, workload))
+            entries.append((over_quota, sort_key(cluster, group, pools[0], workload, over_quota), group, workload))
     entries.sort(key=lambda item: item[:2])
     return [(group, workload) for _, _, group, workload in entries]
 

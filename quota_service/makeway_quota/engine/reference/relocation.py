@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..snapshot import Workload
 from .decisions import Decisions
 from .state.cluster import Allocation, Cluster, WorkerPlacement
-from .state.groups import Key, WorkloadGroup, closed, group_of, key
+from .state.groups import Key, WorkloadGroup, closed, group_of, sort_key
 from .state.placement import find
 from .state.quota import Request, allowed, counts, counts_on, guarantor, in_quota, is_above_reservation, reserving
 from .victims.victims import Preemptor, has_right, is_protected, rights_of
@@ -32,7 +32,7 @@ def relocate_victims(decisions: Decisions) -> bool:
 
 def _place_in_order(cluster: Cluster, group: WorkloadGroup, workload: Workload) -> Key:
     over_quota = not any(_in_quota(cluster, group, pool) for pool in group.pools)
-    return over_quota, key(cluster, group, group.pools[0], workload, over_quota)
+    return over_quota, sort_key(cluster, group, group.pools[0], workload, over_quota)
 
 
 def _in_quota(cluster: Cluster, group: WorkloadGroup, pool: str) -> bool:
@@ -128,10 +128,10 @@ def _later_starts(
     fresh = [a for a in fresh if a.id not in preemptors]
     trial = _without(cluster, fresh)
     over_quota = not _in_quota(trial, group, pool)
-    mine = key(trial, group, pool, workload, over_quota)
+    mine = sort_key(trial, group, pool, workload, over_quota)
     later = []
     for start in fresh:
-        theirs = key(trial, decisions.came_from[start.id], start.pool, start.workload, over_quota)
+        theirs = sort_key(trial, decisions.came_from[start.id], start.pool, start.workload, over_quota)
         in_quota = decisions.started[start.id]
         if (in_quota and not over_quota and theirs > mine) or (not in_quota and (not over_quota or theirs > mine)):
             later.append((theirs, start))

@@ -131,7 +131,7 @@ def full_rank(cluster: Cluster, group: WorkloadGroup, pool: str) -> tuple[int, i
     return (*rank(cluster, group.team, group.profile, pool), -cluster.team(group.team).priority)
 
 
-def common(cluster: Cluster, group: WorkloadGroup, pool: str, over_quota: bool) -> Key:
+def group_sort_key(cluster: Cluster, group: WorkloadGroup, pool: str, over_quota: bool) -> Key:
     """Return the part of the order that a whole group shares."""
     team = cluster.team(group.team)
     share = shares(cluster, group.team, pool) if over_quota else (0,)
@@ -139,41 +139,41 @@ def common(cluster: Cluster, group: WorkloadGroup, pool: str, over_quota: bool) 
     return not group.nominated, last, *full_rank(cluster, group, pool), share, -group.priority
 
 
-def key(cluster: Cluster, group: WorkloadGroup, pool: str, workload: Workload, over_quota: bool) -> Key:
-    """Return the place in the order of one class; smaller is earlier, and it ends in the id."""
+def sort_key(cluster: Cluster, group: WorkloadGroup, pool: str, workload: Workload, over_quota: bool) -> Key:
+    """Return the sort key of a workload, in quota or over quota; smaller is earlier, and it ends in the id."""
     owner = owner_usage(cluster, group.team, workload.owner) if cluster.settings.user_fairness else 0
-    return (*common(cluster, group, pool, over_quota), owner, *age(workload))
+    return (*group_sort_key(cluster, group, pool, over_quota), owner, *age(workload))
 
 
 class GroupHeads:
-    """The order in which one class is served: every group competes in one of its pools at a time."""
+    """The order of groups, in quota or over quota: every group competes in one of its pools at a time."""
 
     def __init__(self, cluster: Cluster, competing: Iterable[WorkloadGroup], over_quota: bool) -> None:
         self.cluster, self.over_quota = cluster, over_quota
-        self.at = dict.fromkeys(competing, 0)
-        """Group to the number of the pool in which it competes."""
+        self.pool_index = dict.fromkeys(competing, 0)
+        """Group to the index of the pool in which it competes."""
 
     def next(self) -> tuple[WorkloadGroup, Workload, int] | None:
-        """Return the first workload as things are now, its group and the number of its pool."""
+        """Return the first workload as things are now, its group and the index of its pool."""
         best: tuple[Key, WorkloadGroup] | None = None
-        for group, at in self.at.items():
+        for group, at in self.pool_index.items():
             if group.members:
-                first = common(self.cluster, group, group.pools[at], self.over_quota)
+                first = group_sort_key(self.cluster, group, group.pools[at], self.over_quota)
                 tail = min(self._tail(group, w) for w in group.heads())
                 if best is None or (*first, *tail) < best[0]:
                     best = (*first, *tail), group
         if best is None:
             return None
         group, name = best[1], best[0][-1]
-        return group, next(w for w in group.members if w.id == name), self.at[group]
+        return group, next(w for w in group.members if w.id == name), self.pool_index[group]
 
     def _tail(self, group: WorkloadGroup, workload: Workload) -> tuple[int, float, str]:
         fair = self.cluster.settings.user_fairness
         return owner_usage(self.cluster, group.team, workload.owner) if fair else 0, *age(workload)
 
     def remove(self, group: WorkloadGroup) -> None:
-        """Take a group out: nothing it may do is left in this round."""
-        del self.at[group]
+        """Remove a group: no workload in it can start or evict."""
+        del self.pool_index[group]
 
 
 def waiting(competing: Sequence[WorkloadGroup]) -> list[Workload]:
