@@ -395,11 +395,8 @@ def _fits_somewhere(cluster: Cluster, pool: PoolState, need: Need, which: str) -
         elif which == "first":
             cpu = memory = pods = UNLIMITED
         elif which == "spare":
-            cpu, memory, pods = (
-                min(cpu, node.cpu_free_later),
-                min(memory, node.memory_free_later),
-                min(pods, node.pods_free_later),
-            )
+            cpu, memory = min(cpu, node.cpu_free_later), min(memory, node.memory_free_later)
+            pods = min(pods, node.pods_free_later)
         workers += hosts(need, devices, devices.count(GPU), cpu, memory, pods)
         if workers >= need.min_workers:
             return True
@@ -471,9 +468,8 @@ def _full(cluster: Cluster, pool: PoolState, need: Need) -> tuple[str, ...]:
     """Return the nodes that run all pods that they may, if the request would fit but for these."""
     if not pool.limits_pods or not _fits(cluster, pool, need, "pods"):
         return ()
-    return tuple(
-        node.node.name for node in pool.nodes if node.usable and min(node.pods_unused, node.pods_free_later) <= 0
-    )
+    usable = [node for node in pool.nodes if node.usable]
+    return tuple(node.node.name for node in usable if min(node.pods_unused, node.pods_free_later) <= 0)
 
 
 def _stuck(
