@@ -29,8 +29,8 @@ from .trace import Arrival, TraceInvalid
 MAX_PASSES = 20
 """Passes at one time until nothing changes any more."""
 MAX_IDLE_SECONDS = 32 * 86_400.0
-"""Seconds without any change of a job after which the replay ends though work waits for machines: longer than a month,
-so that a new monthly budget has begun"""
+"""Seconds without any change of a job after which the replay ends though work waits for machines: more than a month,
+after which a monthly budget begins anew"""
 
 
 @dataclass(frozen=True, slots=True)
