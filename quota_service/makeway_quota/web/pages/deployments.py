@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Form, Query, Request, Response
+from fastapi import APIRouter, File, Form, Query, Request, Response, UploadFile
 from fastapi.responses import RedirectResponse
 from makeway_api.errors import MakewayError
 from makeway_api.models import Deployment, DeploymentRequest, PolicyCheck
 from makeway_api.quantities import count
 
-from ...autoscale.document import read_deployment, schema
+from ...autoscale.document import MAX_BYTES, read_deployment, schema
 from ...autoscale.machine import FINISHED, STATES, MachineState
 from ...policy import PolicyInvalid
 from ...services import Services
@@ -114,14 +114,67 @@ async def save(
         return await _form(request, visitor, typed, status=200 if check.ok else 422, check=check, **known)
     authenticator: Authenticator = request.app.state.authenticator
     if not confirms(authenticator.signer, visitor, confirmed, typed.text, version):
-        token = confirmation(authenticator.signer, visitor, typed.text, version)
-        return await _form(request, visitor, typed, check=check, confirmation=token, **known)
+        return await _question(request, visitor, typed, check=check, **known)
     try:
         saved = await services.deployments.save(visitor.caller, DeploymentRequest(document=typed.text, version=version))
     except MakewayError as error:
         known["stored"] = read_deployment(typed.text).name if error.status == 409 else ""
         return await _form(request, visitor, typed, status=error.status, problem=error.message, check=check, **known)
     return _to(request, saved.name)
+
+
+@router.get("/deployment-import")
+async def import_page(request: Request, visitor: PageVisitor) -> Response:
+    """Show where the file of a deployment's document is chosen."""
+    _only_administrators(visitor)
+    return await page(request, "deployment_import.html", visitor, problem=None)
+
+
+@router.post("/deployment-import")
+async def import_document(
+    request: Request,
+    visitor: PageVisitor,
+    services: TheServices,
+    file: Annotated[UploadFile | None, File()] = None,
+) -> Response:
+    """Show the document of a file in the form with what it changes, or what is wrong; Save now there saves it."""
+    _only_administrators(visitor)
+    try:
+        text = _text_of(await file.read(MAX_BYTES + 1) if file else b"")
+    except ValueError as error:
+        return await page(request, "deployment_import.html", visitor, status=422, problem=str(error))
+    typed = _Typed(text, values_of(text))
+    check = await services.deployments.validate(visitor.caller, text)
+    name = (typed.values or {}).get("name", "")
+    here = {one.name: one.version for one in await services.deployments.list_all(visitor.caller)}
+    known: dict[str, Any] = {"check": check, "version": here.get(name, 0), "name": name if name in here else ""}
+    if not check.ok:
+        return await _form(request, visitor, typed, status=422, **known)
+    return await _question(request, visitor, typed, **known)
+
+
+def _text_of(content: bytes) -> str:
+    """Return the text of a file as the form has it; ValueError with a sentence where it is no document."""
+    if not content:
+        raise ValueError("no file was chosen, or it is empty. Choose the file of a document.")
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"the file is larger than the {MAX_BYTES:,} bytes of a document.")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise ValueError("the file is no text in UTF-8. Choose the file of a document, or save it as UTF-8.")
+    return text.replace("\r\n", "\n")
+
+
+@router.get("/deployments/{name}/document")
+async def export(name: str, visitor: PageVisitor, services: TheServices) -> Response:
+    """Return the document of a deployment as a file, byte for byte as it was saved."""
+    _only_administrators(visitor)
+    result = await services.deployments.read(visitor.caller, name)
+    headers = {"Content-Disposition": f'attachment; filename="{result.name}.yaml"'}
+    return Response((result.document or "").encode(), media_type="application/yaml", headers=headers)
 
 
 @router.get("/deployments/{name}")
@@ -271,6 +324,12 @@ async def _form(request: Request, visitor: Visitor, typed: _Typed, status: int =
         "fields": {table: lines for table, lines in schema().items() if not form or table.startswith("settings")},
     }
     return await page(request, "deployment_form.html", visitor, status=status, **shown)
+
+
+async def _question(request: Request, visitor: Visitor, typed: _Typed, version: int, **values: Any) -> Response:
+    """Return the form with what its document changes: the next press of Save saves it."""
+    token = confirmation(request.app.state.authenticator.signer, visitor, typed.text, version)
+    return await _form(request, visitor, typed, version=version, confirmation=token, **values)
 
 
 def _to(request: Request, name: str) -> Response:

@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from makeway_api import curves
 from makeway_api.models import Grant, money
 from makeway_api.quantities import gpus, number
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from ...services import Services
 from ...wording import duration
@@ -62,6 +62,10 @@ TODAY = 20 * 3600
 
 _AMOUNT = re.compile(r"(?<=\d) (?=[A-Z]{3}\b)")
 """The space between a number and the three letters of a currency"""
+
+_LETTERS = "[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]+"
+_ARABIC = re.compile(f"{_LETTERS}(?: +{_LETTERS})*")
+"""Words in Hebrew, Arabic and the scripts between them in Unicode"""
 
 STATES = {
     "pending": "secondary",
@@ -160,6 +164,14 @@ def amounts(text: str) -> str:
     return _AMOUNT.sub("\N{NO-BREAK SPACE}", text)
 
 
+def sentence(text: str) -> Markup:
+    """Return a message as HTML in which names in right-to-left scripts leave the order of what follows them as it is.
+
+    Without the isolation, browsers show a number after such a name before it.
+    """
+    return Markup(_ARABIC.sub(r"<bdi>\g<0></bdi>", str(escape(text))))
+
+
 def where(placement: Sequence[Grant]) -> str:
     """Return a placement as text: node1: 0–2, node2: 5."""
     return ", ".join(f"{grant.node}: {_ranges(grant.devices)}" if grant.devices else grant.node for grant in placement)
@@ -175,7 +187,9 @@ def _ranges(devices: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
 
 
-_ENV.filters.update(amounts=amounts, when=time_tag, gpus=gpus, number=number, where=where, duration=duration)
+_ENV.filters.update(
+    amounts=amounts, when=time_tag, gpus=gpus, number=number, sentence=sentence, where=where, duration=duration
+)
 _ENV.globals.update(
     bar=bars.bar,
     small_bar=bars.small_bar,

@@ -1,4 +1,5 @@
-// What a page of Makeway does besides keeping fresh (live.js, parts.js): times, tooltips, the heat map, a job's output.
+// What a page of Makeway does besides keeping fresh (live.js, parts.js): times, tooltips, forms, the heat map, a job's
+// output.
 // Without it every page still works; it only stands still.
 "use strict";
 (() => {
@@ -75,12 +76,33 @@
   }
   document.addEventListener("focusout", hide);
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
+  document.addEventListener("keydown", (event) => { // a question is answered with no
+    const no = event.key === "Escape" && document.querySelector("a[data-escape]");
+    if (!no) return;
+    event.preventDefault(); // else the browser stops loading what is opened here
+    no.click();
+  });
   // A scroll takes away what the pointer showed; what has the focus keeps its tooltip, at its new place.
   addEventListener("scroll", () => {
     const focused = shownFor && shownFor === document.activeElement;
     if (focused && shownFor.dataset.tip) draw(shownFor);
     else if (!focused) hide();
   }, { passive: true });
+
+  // -- forms: a double click does one thing, also where the answer to its first click has the next button at that place --
+  const SENDS = 10000; // so long one form of a page is on its way at most; afterwards it may be sent again
+  let sentAt = -SENDS;
+  const isChange = (form) => form?.method === "post";
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest?.("button[type=submit]");
+    if (button && event.detail > 1 && isChange(button.form)) event.preventDefault();
+  });
+  document.addEventListener("submit", (event) => {
+    if (event.defaultPrevented || !isChange(event.target)) return;
+    if (performance.now() - sentAt < SENDS) event.preventDefault();
+    else sentAt = performance.now();
+  });
+  addEventListener("pageshow", () => { sentAt = -SENDS; });
 
   // -- the heat map: which node is under the pointer, or chosen with the arrow keys --------------------------------
   const nodeAt = (map, event) => {
