@@ -55,7 +55,9 @@ def avoidable(world: World, plan: Plan, preemptor: str, victim: str, engine: Eng
     if any(waiting.nomination and waiting.id != preemptor for waiting in plan.pending):
         return  # another workload needed room, too
     facts = Facts(world.snapshot())
-    gone = [facts.live[eviction.id] for eviction in plan.evict]
+    gone = [
+        facts.live[change.id] for change in mine if change.rule != "shrink"
+    ]  # also victims that found room after all
     if not returns(world, preemptor, gone, facts.live[victim], engine):
         return  # alone it would start without an eviction
     for group in minimal_sets(facts, facts.live[preemptor]):

@@ -37,14 +37,16 @@ def starts_evicted_with_others(before: Snapshot, plan: Plan, again: Plan) -> set
 def only_for_such_starts(before: Snapshot, plan: Plan, again: Plan) -> bool:
     """Whether all that the next plan does is to evict or move such starts, and what leaves with them or for that.
 
-    What started or was nominated in the plan evicts nothing once more. Other work evicts where the team of a preemptor
+    What started or was nominated in the plan evicts nothing once more, and what starts had to leave CPU to GPUs that
+    were free beside such a start, and are nominated by now. Other work evicts where the team of a preemptor
     uses more now, or where it had no room beside such starts, whatever else had left for it.
     """
     starts = starts_evicted_with_others(before, plan, again)
     nominated = {start.id for start in plan.start} & {w.id for w in before.workloads if w.nomination}
     victims = _victims(again, nominated)
     served = {start.id for start in plan.start} | {w.id for w in plan.pending if w.nomination}
-    if again.start or not served.isdisjoint(victims):
+    kept_out = {w.id for w in plan.pending if w.rule == "guaranteed_gpus"}
+    if not kept_out.issuperset(start.id for start in again.start) or not served.isdisjoint(victims):
         return False
     return _in_turn(before, plan, again, victims, starts) == victims.keys()
 

@@ -183,6 +183,19 @@ def test_nothing_is_evicted_for_a_node_that_boots(engine: Engine) -> None:
     assert (starts(plan), [(e.id, e.preemptor) for e in plan.evict]) == (["g"], [("old", "asks")])
 
 
+@pytest.mark.covers("N23", "F09")
+@pytest.mark.parametrize("boots", [True, False])
+def test_gpus_kept_for_a_node_that_boots_need_no_cpu_beside_that_of_their_gang(boots: bool, engine: Engine) -> None:
+    """With the gang's 1 core, the session leaves none: too little for two of `one`, if the GPUs were free for these."""
+    world = cloud().profile("one", 1, cpu=2000).profile("gang", 2, workers=2, cpu=1000).profile("light", 0, cpu=3000)
+    world.nodes = {name: replace(node, cpu=4000) for name, node in world.nodes.items()}
+    if not boots:
+        del world.nodes["boots-0"]
+    world.submit("g", "own", "gang").session("s", "rnd", "light")
+    plan = check(world, engine, Random(7))
+    assert (starts(plan), waits(plan)) == ((["s"], {"g": ["boots-0", "cloud-1"]}) if boots else ([], {}))
+
+
 @pytest.mark.covers("N23")
 @pytest.mark.parametrize("kind", BOOTING)
 def test_both_engines_decide_the_same_where_nodes_boot(kind: str) -> None:

@@ -8,7 +8,10 @@ from random import Random
 from typing import Any
 
 import pytest
+from engine.engines import ENGINES
 from engine.mixed_worlds import contended_world, with_lost_nodes
+from engine.properties import check
+from makeway_quota.engine import QuotaLine
 from makeway_quota.engine.index.cluster import Cluster
 from makeway_quota.engine.rules.victims import one_by_one, sets
 from makeway_quota.engine.rules.victims.sets import Victim
@@ -72,3 +75,34 @@ def test_a_gang_whose_least_workers_are_in_the_way_is_not_shrunk_on_trial(monkey
     plan = world.submit("b1", "b", "five").step()
     assert [(eviction.id, eviction.preemptor) for eviction in plan.evict] == [("g", "b1")]
     assert 0 < tried < 50
+
+
+@pytest.mark.covers("F14", "F15")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_victims_that_count_on_different_lines_leave_in_an_order_that_is_legal(engine: str) -> None:
+    """The larger one is above the line over both pools only before the smaller one leaves, which has a line of its own.
+
+    The department's limit admits `s` without both only.
+    """
+    world = World().pool("p").pool("q").team("top", limit=4).team("a", reserved=3, parent="top")
+    world.team("b", parent="top").profile("one", 1, pools=("p",)).profile("two", 2, pools=("q",)).profile("three", 3)
+    lines = QuotaLine(("p",), 1000), QuotaLine(("p", "q"), 3000)
+    world.policies["b"] = replace(world.policies["b"], quotas=lines)
+    world.run("kept", "b", "one", "p-1", preemptible=False).run("small", "b", "one", "p-1")
+    world.run("large", "b", "two", "q-1").session("s", "a", "three")
+    plan = check(world, ENGINES[engine], Random(7))
+    assert [eviction.id for eviction in plan.evict] == ["large", "small"]
+
+
+@pytest.mark.covers("F06", "F14")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_gang_of_which_a_node_is_gone_counts_more_in_a_static_quota_than_it_frees(engine: str) -> None:
+    """Without both, `top` and `a` would keep all that is free."""
+    world = World(consolidation=False).pool("p", nodes=3, gpus=2).team("top", reserved=6, lend=0)
+    world.team("a", reserved=2, lend=0, parent="top").team("b", parent="top").team("c", reserved=5)
+    world.profile("one", 1).profile("three", 3).profile("gang", 1, workers=4, min_workers=1)
+    world.nodes["p-2"] = replace(world.nodes["p-2"], gpus=3)
+    world.run("gang", "b", "gang", "p-1", "p-1", "p-3", "p-3").run("job", "b", "three", "p-2")
+    del world.nodes["p-1"]
+    plan = ENGINES[engine](world.submit("new", "c", "one").snapshot())
+    assert [(eviction.id, eviction.preemptor) for eviction in plan.evict] == [("job", "new")]

@@ -263,6 +263,11 @@ class Workload:
     avoid: tuple[str, ...] = ()
 
     @property
+    def running_since(self) -> float | None:
+        """Return when its present attempt started; None while it is pending, whenever an earlier one started."""
+        return None if self.state == "pending" else self.started_at
+
+    @property
     def has_run(self) -> bool:
         """Whether an eviction could lose anything of its present attempt."""
         return self.state != STARTING

@@ -233,13 +233,13 @@ class ClusterState:
             return False
         if self._protection_at is not None:
             return self.protected_until(workload) > self._protection_at
-        min_runtime = self.profiles[workload.profile].min_runtime
-        return workload.started_at is None or self.now - workload.started_at < min_runtime
+        started = workload.running_since
+        return started is None or self.now - started < self.profiles[workload.profile].min_runtime
 
     def protected_until(self, workload: Workload) -> float:
         """Return when a workload is as old as the `min_runtime` of its profile."""
-        started = self.now if workload.started_at is None else workload.started_at
-        return started + self.profiles[workload.profile].min_runtime
+        started = workload.running_since
+        return (self.now if started is None else started) + self.profiles[workload.profile].min_runtime
 
     @contextmanager
     def protection_at(self, at: float) -> Iterator[None]:

@@ -220,7 +220,8 @@ def is_protected(cluster: Cluster, victim: Workload) -> bool:
         return (protected_until(cluster, victim) or 0.0) > cluster.protection_at
     profile = cluster.profiles.get(victim.profile)
     min_runtime = profile.min_runtime if profile else 0
-    return bool(min_runtime) and (victim.started_at is None or cluster.now - victim.started_at < min_runtime)
+    started = victim.running_since
+    return bool(min_runtime) and (started is None or cluster.now - started < min_runtime)
 
 
 def protected_until(cluster: Cluster, victim: Workload) -> float | None:
@@ -228,7 +229,7 @@ def protected_until(cluster: Cluster, victim: Workload) -> float | None:
     profile = cluster.profiles.get(victim.profile)
     if profile is None or not profile.min_runtime:
         return None
-    return (cluster.now if victim.started_at is None else victim.started_at) + profile.min_runtime
+    return (cluster.now if victim.running_since is None else victim.running_since) + profile.min_runtime
 
 
 def _ranks_below(p: Preemptor, victim: Workload) -> bool:
@@ -277,31 +278,54 @@ def legal_order(p: Preemptor, victims: Sequence[Member]) -> Victims | None:
     """Return a set in an order in which each may be evicted when its turn comes; None if there is none.
 
     Withdrawn starts go first: what only they put above its reservation is no candidate. Then those that have to be
-    above something: smallest first is exact, for evicting less before more never takes a right away. A stopped elastic
-    gang gives up its extra workers one by one, and its block of `min_workers` after them.
+    above something, smallest first. Where that is not legal, because they count on different lines, the order is found
+    from its end: evicting less before more never takes a right away. A stopped elastic gang gives up its extra workers
+    one by one, and its block of `min_workers` after them.
     """
     rest = sorted(
         (
             member.kind >= 0,
             always_has_right(p, member.allocation),
             amount,
-            block,
             order(p, member.allocation),
+            block,
             at,
         )
         for at, member in enumerate(victims)
         for amount, block in items(member)
     )
+    ordered = _smallest_first(p, victims, rest) or _from_the_end(p, victims, rest)
+    return tuple(victims[at] for at in dict.fromkeys(ordered)) if ordered else None
+
+
+_Item = tuple[bool, bool, int, Key, bool, int]
+"""Whether it is evicted, always legal, its amount, protection, whether it is a block, and the number of the member."""
+
+
+def _smallest_first(p: Preemptor, victims: Sequence[Member], units: Sequence[_Item]) -> list[int]:
+    """Return the members of the units in this order; empty if it is not legal."""
     gone: list[tuple[Allocation, int]] = []
-    done: list[int] = []
-    for _ in range(len(rest)):
-        following = next((item for item in rest if has_right(p, victims[item[5]].allocation, gone)), None)
-        if following is None:
-            return None
-        rest.remove(following)
-        gone.append((victims[following[5]].allocation, following[2]))
-        done.append(following[5])
-    return tuple(victims[at] for at in dict.fromkeys(done))
+    for _, _, amount, _, _, at in units:
+        if not has_right(p, victims[at].allocation, gone):
+            return []
+        gone.append((victims[at].allocation, amount))
+    return [unit[-1] for unit in units]
+
+
+def _from_the_end(p: Preemptor, victims: Sequence[Member], units: Sequence[_Item]) -> list[int]:
+    """Return the members of the units in a legal order, found from the last one on; empty if there is none."""
+    rest, ordered = list(units), list[int]()
+    while rest:
+        for unit in reversed(rest):
+            evicted, at, others = unit[0], unit[-1], [other for other in rest if other is not unit]
+            too_early = any((other[0] and not evicted) or (other[-1] == at and other[4]) for other in others)
+            gone = [(victims[other[-1]].allocation, other[2]) for other in others]
+            if not too_early and has_right(p, victims[at].allocation, gone):
+                rest, ordered = others, [at, *ordered]
+                break
+        else:
+            return []
+    return ordered
 
 
 def items(member: Member) -> list[tuple[int, bool]]:
@@ -320,7 +344,7 @@ def items(member: Member) -> list[tuple[int, bool]]:
 def order(p: Preemptor, victim: Allocation) -> tuple[int, int, int, float, float, float, str]:
     """Return the sort key of a victim, least protected first (rule 5.3); it ends in the id."""
     cluster, workload = p.cluster, victim.workload
-    started = workload.started_at if workload.started_at is not None else cluster.now
+    started = workload.running_since if workload.running_since is not None else cluster.now
     cheapest = cluster.settings.victim_order == "cheapest"
     return (
         workload.protected_with(cluster.team(workload.team).priority),
@@ -335,6 +359,8 @@ def order(p: Preemptor, victim: Allocation) -> tuple[int, int, int, float, float
 
 def _lost(cluster: Cluster, victim: Allocation) -> float:
     """Return the work that an eviction would lose, in milli-GPU seconds."""
+    if victim.fresh:
+        return 0.0
     since = [t for t in (victim.workload.last_checkpoint_at, victim.workload.started_at) if t is not None]
     return victim.amount * (cluster.now - max(since)) if since else 0.0
 

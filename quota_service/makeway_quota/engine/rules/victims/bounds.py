@@ -225,7 +225,7 @@ class VictimBounds:
             victim.protected_with(priority) if victim.state == STARTING else priority,
             cluster.priority(victim),
             lost_work(cluster, allocation) if cluster.settings.victim_order == "cheapest" else 0,
-            -victim.started_at if victim.started_at is not None else -inf,
+            -inf if victim.running_since is None else -victim.running_since,
             -victim.submitted_at,
             victim.id,
         )

@@ -167,8 +167,7 @@ class Preemptor:
         if not ledger.unlent_lines:
             return False
         return ledger.counts_twice or any(
-            not allocation.parts or not all(part.node.usable for part in allocation.parts)
-            for allocation in self.candidates()
+            _freed(allocation) < allocation.milli_gpus or not allocation.parts for allocation in self.candidates()
         )
 
     def candidates_on(self, node: NodeState) -> list[Allocation]:
@@ -458,6 +457,11 @@ class Preemptor:
         return known
 
 
+def _freed(allocation: Allocation) -> int:
+    """Return the milli-GPUs that an eviction frees: none of nodes that are down or gone, nor of devices that are."""
+    return sum(len(part.devices) * part.milli_per_device for part in allocation.parts if part.node.usable)
+
+
 def each_once(allocations: Iterable[Allocation]) -> list[Allocation]:
     """Return each allocation once, in the order in which they first occur."""
     return list({allocation.workload.id: allocation for allocation in allocations}.values())
@@ -466,13 +470,13 @@ def each_once(allocations: Iterable[Allocation]) -> list[Allocation]:
 def order_of(cluster: Cluster, allocation: Allocation, pool: PoolState) -> Order:
     """Return an allocation's sort key of protection (rule 5.3): smaller is evicted first; it ends in the id."""
     victim, account = allocation.workload, cluster.account(allocation.workload)
-    started = victim.started_at if victim.started_at is not None else cluster.now
+    started = victim.running_since
     return (
         victim.protected_with(account.team.priority) if victim.state == STARTING else account.team.priority,
         -account.share(pool.pool.name),
         cluster.priority(victim),
         lost_work(cluster, allocation) if cluster.settings.victim_order == "cheapest" else 0,
-        -started,
+        -(cluster.now if started is None else started),
         -victim.submitted_at,
         victim.id,
     )
@@ -481,5 +485,7 @@ def order_of(cluster: Cluster, allocation: Allocation, pool: PoolState) -> Order
 def lost_work(cluster: Cluster, allocation: Allocation) -> float:
     """Return the work that an eviction now would lose, in milli-GPU seconds."""
     victim = allocation.workload
+    if allocation.started_in_plan:
+        return 0.0
     since = [t for t in (victim.last_checkpoint_at, victim.started_at) if t is not None]
     return allocation.milli_gpus * (cluster.now - max(since)) if since else 0.0

@@ -215,7 +215,7 @@ class _Item(NamedTuple):
 
 
 def in_legal_order(preemptor: Preemptor, victims: Victims) -> Victims | None:
-    """Return a set in an order in which each member may be evicted, smallest first; None if there is none."""
+    """Return a set in an order in which each member may be evicted, smallest first if that is one; None if none is."""
     if len(victims) == 1 and not extra_workers(victims[0].allocation):
         return victims if preemptor.may_evict_now(victims[0].allocation) else None
     items = sorted(item for victim in victims for item in items_of(preemptor, victim))
@@ -233,7 +233,36 @@ def in_legal_order(preemptor: Preemptor, victims: Victims) -> Victims | None:
             break
         preemptor.choose(item.victim.allocation, item.amount)
     preemptor.choose_again(before)
-    return _by_last(items) if legal else None
+    if legal:
+        return _by_last(items)
+    alike = len({pool for _, pool in held_by}) == 1 and not any(victim.allocation.shares for victim in victims)
+    return None if alike else _by_last(_from_the_end(preemptor, items)) or None
+
+
+def _from_the_end(preemptor: Preemptor, items: Sequence[_Item]) -> list[_Item]:
+    """Return units that count on different lines in a legal order, found from the last one on; empty if there is none.
+
+    Evicting less before more never takes a right away: what can go last need not go before.
+    """
+    before, rest, ordered = (preemptor.gone, preemptor.gone_on), list(items), list[_Item]()
+
+    def can_go_last(item: _Item) -> bool:
+        others = [other for other in rest if other is not item]
+        if any(other.evicted > item.evicted or (other.block and other.victim is item.victim) for other in others):
+            return False
+        preemptor.choose_again((dict(before[0]), dict(before[1])))
+        for other in others:
+            preemptor.choose(other.victim.allocation, other.amount)
+        return preemptor.may_evict_now(item.victim.allocation)
+
+    while rest:
+        last = next(filter(can_go_last, reversed(rest)), None)
+        if last is None:
+            break
+        rest = [item for item in rest if item is not last]
+        ordered.insert(0, last)
+    preemptor.choose_again(before)
+    return [] if rest else ordered
 
 
 def in_order_of_items(preemptor: Preemptor, victims: Victims) -> Victims:
