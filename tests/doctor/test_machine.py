@@ -37,7 +37,7 @@ def free_port() -> int:
 
 
 async def test_a_healthy_machine_has_no_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_room", lambda folder: iter(()))  # whatever the disk of the tests has
+    monkeypatch.setattr(machine, "_disk_space", lambda folder: iter(()))  # whatever the disk of the tests has
     assert await diagnose(settings(tmp_path)) == []
     assert list(tmp_path.iterdir()) == [], "nothing is left, and no database is made"
 

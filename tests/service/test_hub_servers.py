@@ -129,7 +129,7 @@ async def test_a_session_holds_its_gpus_until_the_hub_lists_its_server_no_more(t
 
 
 async def test_a_stop_that_the_hub_refuses_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("makeway_quota.control.hub.servers.TRY_AGAIN", 0.2)
+    monkeypatch.setattr("makeway_quota.control.hub.servers.ERROR_RETRY", 0.2)
     backend = MemoryBackend([NODE], real_time=True)
     async with (
         fake_hub() as hub,

@@ -24,11 +24,11 @@ td:first-child,th:first-child{text-align:left}svg{width:100%;height:auto}svg tex
 
 
 def page(title: str, outcomes: Sequence[Outcome], numbers: Sequence[dict[str, Any]]) -> str:
-    """Write the whole page."""
+    """Return the whole page as HTML."""
     parts = [
         f"<h1>{escape(title)}</h1>",
         _comparison(numbers),
-        _unserved(numbers),
+        _unserved_guarantees(numbers),
         *(_section(outcome, one) for outcome, one in zip(outcomes, numbers, strict=True)),
     ]
     return (
@@ -54,12 +54,12 @@ def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _unserved(numbers: Sequence[dict[str, Any]]) -> str:
+def _unserved_guarantees(numbers: Sequence[dict[str, Any]]) -> str:
     bars = [(one["name"], one["unserved_guarantee_gpu_h"]) for one in numbers]
-    return "<h2>Guarantees that were not served, GPU-hours</h2>" + _bars(bars)
+    return "<h2>Guarantees that were not served, GPU-hours</h2>" + _bar_chart(bars)
 
 
-def _bars(bars: Sequence[tuple[str, float]]) -> str:
+def _bar_chart(bars: Sequence[tuple[str, float]]) -> str:
     maximum = max((value for _, value in bars), default=0) or 1
     lines = []
     for at, (name, value) in enumerate(bars):
@@ -73,70 +73,72 @@ def _bars(bars: Sequence[tuple[str, float]]) -> str:
 
 
 def _section(outcome: Outcome, numbers: dict[str, Any]) -> str:
-    """Write one simulation: use over time, delays by team, evictions, borrowing between teams."""
+    """Return the HTML of one simulation: usage over time, delays by team, evictions, borrowing between teams."""
     loans = [
         (f"{row['borrower']} from {row['lender'] or 'unreserved GPUs'}", row["gpu_h"])
         for row in numbers["borrowed_gpu_h"]
     ]
     loans = sorted(loans, key=lambda bar: (-bar[1], bar[0]))[:20]
-    ways = [(f"{row['team']} for {row['for']}", float(row["times"])) for row in numbers["made_way"]]
-    ways = sorted(ways, key=lambda bar: (-bar[1], bar[0]))[:20]
+    evictions = [(f"{row['team']} for {row['for']}", float(row["times"])) for row in numbers["made_way"]]
+    evictions = sorted(evictions, key=lambda bar: (-bar[1], bar[0]))[:20]
     parts = [
         f"<h2>{escape(numbers['name'])}</h2>",
         "<h3>GPUs in use (filled), of them borrowed (dark), and waiting (line)</h3>",
-        _use(outcome),
+        _usage_chart(outcome),
         "<h3>Delay by team: half, 95 % and 99 % of the jobs, hours</h3>",
-        _delays(outcome),
+        _delay_chart(outcome),
         _table(TEAM_COLUMNS, numbers["teams"]),
     ]
     if numbers["machines"]:
         table = _table(MACHINE_COLUMNS, numbers["machines"])
         parts += ["<h3>Machines</h3>", table, f"<p>{escape(machines_sentence(numbers))}</p>"]
-    if ways:
-        parts += ["<h3>Who made way for whom, times</h3>", _bars(ways)]
+    if evictions:
+        parts += ["<h3>Who made way for whom, times</h3>", _bar_chart(evictions)]
     if loans:
-        parts += ["<h3>Who borrowed from whom, GPU-hours</h3>", _bars(loans)]
+        parts += ["<h3>Who borrowed from whom, GPU-hours</h3>", _bar_chart(loans)]
     return "".join(parts)
 
 
-def _use(outcome: Outcome) -> str:
+def _usage_chart(outcome: Outcome) -> str:
     moments = outcome.meter.moments
     if not moments:
         return "<p>Nothing ran for an hour.</p>"
     step = max(1, len(moments) // 800)
-    some = moments[::step]
+    sampled = moments[::step]
     top = max(outcome.gpus, 1)
-    across, up = (WIDTH - LEFT) / max(1, len(some) - 1), HEIGHT - BOTTOM
+    x_step, axis_y = (WIDTH - LEFT) / max(1, len(sampled) - 1), HEIGHT - BOTTOM
 
     def line(values: Sequence[int]) -> str:
         return " ".join(
-            f"{LEFT + at * across:.1f},{up - up * min(value, top) / top:.1f}" for at, value in enumerate(values)
+            f"{LEFT + at * x_step:.1f},{axis_y - axis_y * min(value, top) / top:.1f}" for at, value in enumerate(values)
         )
 
     def area(values: Sequence[int], colour: str) -> str:
-        ends = f"{LEFT + (len(some) - 1) * across:.1f},{up} {LEFT},{up}"
+        ends = f"{LEFT + (len(sampled) - 1) * x_step:.1f},{axis_y} {LEFT},{axis_y}"
         return f'<polygon points="{line(values)} {ends}" fill="{colour}"/>'
 
-    days = (some[-1].at - some[0].at) / 86_400
+    days = (sampled[-1].at - sampled[0].at) / 86_400
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{area([m.used for m in some], "#56b4e9")}'
-        f"{area([m.borrowed for m in some], '#0072b2')}"
-        f'<polyline points="{line([m.waiting for m in some])}" fill="none" stroke="#d55e00"/>'
-        f'<line class="axis" x1="{LEFT}" y1="{up}" x2="{WIDTH}" y2="{up}"/>'
-        f'<text x="0" y="12">{top // GPU} GPUs</text><text x="0" y="{up}">0</text>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{area([m.used for m in sampled], "#56b4e9")}'
+        f"{area([m.borrowed for m in sampled], '#0072b2')}"
+        f'<polyline points="{line([m.waiting for m in sampled])}" fill="none" stroke="#d55e00"/>'
+        f'<line class="axis" x1="{LEFT}" y1="{axis_y}" x2="{WIDTH}" y2="{axis_y}"/>'
+        f'<text x="0" y="12">{top // GPU} GPUs</text><text x="0" y="{axis_y}">0</text>'
         f'<text x="{LEFT}" y="{HEIGHT - 6}">0</text>'
         f'<text x="{WIDTH - 60}" y="{HEIGHT - 6}">{days:.0f} days</text></svg>'
     )
 
 
-def _delays(outcome: Outcome) -> str:
+def _delay_chart(outcome: Outcome) -> str:
     by_team: dict[str, list[float]] = {name: [] for name in outcome.meter.teams}
-    for done in outcome.meter.finished:
-        by_team[done.team].append(done.delay / HOUR)
-    marks = {name: [percentile(d, part) for part in (0.5, 0.95, 0.99)] for name, d in by_team.items() if d}
-    maximum = max((values[-1] for values in marks.values()), default=0) or 1
+    for job in outcome.meter.finished:
+        by_team[job.team].append(job.delay / HOUR)
+    percentiles = {
+        name: [percentile(d, fraction) for fraction in (0.5, 0.95, 0.99)] for name, d in by_team.items() if d
+    }
+    maximum = max((values[-1] for values in percentiles.values()), default=0) or 1
     lines = []
-    for at, (name, values) in enumerate(sorted(marks.items())):
+    for at, (name, values) in enumerate(sorted(percentiles.items())):
         y = 8 + 20 * at
         lines.append(f'<text x="0" y="{y + 11}">{escape(name)}</text>')
         for value, opacity in reversed(list(zip(values, (1.0, 0.6, 0.3), strict=True))):
@@ -146,4 +148,4 @@ def _delays(outcome: Outcome) -> str:
             )
         label = " / ".join(f"{value:.2f}" for value in values)
         lines.append(f'<text x="{226 + (WIDTH - 320) * values[-1] / maximum:.1f}" y="{y + 11}">{label}</text>')
-    return f'<svg viewBox="0 0 {WIDTH} {20 * len(marks) + 14}" role="img">{"".join(lines)}</svg>'
+    return f'<svg viewBox="0 0 {WIDTH} {20 * len(percentiles) + 14}" role="img">{"".join(lines)}</svg>'

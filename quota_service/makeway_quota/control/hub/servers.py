@@ -26,20 +26,20 @@ Server = tuple[str, str]
 
 State = Literal["active", "gone", "unreachable", "unknown"]
 
-SLOTS = 8
+MAX_CONCURRENT_REQUESTS = 8
 """Requests to the Hub at a time."""
 
 MAX_SINGLE_REQUESTS = 10
 """Users that are requested one by one; for more, the whole list is read."""
 
-STOP_AGAIN = 30.0
+STOP_RETRY = 30.0
 """Seconds after which a server that still runs is stopped once more."""
 
-TRY_AGAIN = 5.0
+ERROR_RETRY = 5.0
 """Seconds after which a request to stop is repeated that the Hub refused or did not answer."""
 
-ASKING, STOPPING = "asking the Hub for their servers", "stopping its server"
-WARN_EVERY = 60.0
+QUERY_STEP, STOP_STEP = "asking the Hub for their servers", "stopping its server"
+WARNING_INTERVAL = 60.0
 """Seconds between two warnings about a server that does not stop."""
 
 
@@ -71,22 +71,22 @@ class HubServers:
         clock: Callable[[], float] = time.monotonic,
         poll: float = 1.0,
     ) -> None:
-        """`may_act` is asked before each request that stops a server; `poll` is the pause between two looks at one."""
+        """`may_act` is asked before each request that stops a server; `poll`: seconds between two checks of one."""
         self.quarantine = Quarantine()
-        """that of the loop, once it runs"""
+        """The loop's quarantine, once the loop runs"""
         self._hub = hub
         self._may_act = may_act
         self._clock = clock
         self._poll = poll
         self._changed: Callable[[], None] = lambda: None
-        self._asked: dict[Server, float] = {}
+        self._requested: dict[Server, float] = {}
         self._answers: dict[Server, _Answer] = {}
-        self._asking: asyncio.Task[None] | None = None
-        self._stopping: dict[str, asyncio.Task[None]] = {}
-        self._stops: dict[str, _Stopping] = {}
-        """by session, those of `_stopping`"""
-        self._gone: set[str] = set()
-        self._slots = asyncio.Semaphore(SLOTS)
+        self._query_task: asyncio.Task[None] | None = None
+        self._stop_tasks: dict[str, asyncio.Task[None]] = {}
+        self._stop_progress: dict[str, _Stopping] = {}
+        """The same stops by session id: their progress"""
+        self._stopped: set[str] = set()
+        self._request_slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
 
     def on_change(self, changed: Callable[[], None]) -> None:
         """Call `changed` whenever more is known than before."""
@@ -98,7 +98,7 @@ class HubServers:
 
     async def close(self) -> None:
         """Cancel the requests under way and close the connections."""
-        tasks = [task for task in (self._asking, *self._stopping.values()) if task is not None]
+        tasks = [task for task in (self._query_task, *self._stop_tasks.values()) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -111,21 +111,21 @@ class HubServers:
         answer = self._answers.get(server)
         if answer is not None and answer.asked_at >= since:
             return answer.state
-        self._asked[server] = max(since, self._asked.get(server, since))
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.get_running_loop().create_task(self._ask())
-            self._asking.add_done_callback(_log_failure)
+        self._requested[server] = max(since, self._requested.get(server, since))
+        if self._query_task is None or self._query_task.done():
+            self._query_task = asyncio.get_running_loop().create_task(self._ask())
+            self._query_task.add_done_callback(_log_failure)
         return "unknown"
 
     def keep(self, servers: set[Server]) -> None:
         """Forget the answers about all other servers."""
         self._answers = {server: answer for server, answer in self._answers.items() if server in servers}
-        self._asked = {server: since for server, since in self._asked.items() if server in servers}
+        self._requested = {server: since for server, since in self._requested.items() if server in servers}
 
     async def _ask(self) -> None:
         """Request the servers that `state` was called for, until none is left."""
-        while self._asked:
-            asked, self._asked = self._asked, {}
+        while self._requested:
+            asked, self._requested = self._requested, {}
             at = self._clock()
             states = await self._states_of(list(asked))
             self._answers.update({server: _Answer(state, at) for server, state in states.items()})
@@ -136,7 +136,7 @@ class HubServers:
         result: dict[Server, State] = {}
         if len({user for user, _ in servers}) > MAX_SINGLE_REQUESTS:
             try:
-                async with self._slots:
+                async with self._request_slots:
                     active = await self._hub.active_servers()
             except HubUnreadable as error:  # by what one user's server has in it: the others are asked about one by one
                 log.warning("The Hub's list of servers cannot be read, and its users are asked for: %s", error)
@@ -158,37 +158,37 @@ class HubServers:
 
     async def _servers_of(self, user: str) -> frozenset[str] | None:
         try:
-            async with self._slots:
+            async with self._request_slots:
                 result = await self._hub.servers_of(user)
         except HubUnreachable as error:
             log.warning("The Hub cannot tell which servers of %s run: %s", user, error)
             return None
         except Exception as error:  # by what one user has there: the others are told
-            self.quarantine.failed(ASKING, "person", user, error)
+            self.quarantine.failed(QUERY_STEP, "person", user, error)
             return None
-        self.quarantine.passed(ASKING, "person", user)
+        self.quarantine.passed(QUERY_STEP, "person", user)
         return result
 
     # -- stopping servers
 
     def stop(self, wanted: Mapping[str, Server]) -> set[str]:
-        """Go on stopping exactly these servers, by session id; return the sessions whose server is gone."""
-        for id in [id for id in self._stopping if id not in wanted]:
-            self._stopping.pop(id).cancel()
-            self._stops.pop(id, None)
-        self._gone &= wanted.keys()
+        """Continue to stop exactly these servers, by session id; return the sessions whose server is gone."""
+        for id in [id for id in self._stop_tasks if id not in wanted]:
+            self._stop_tasks.pop(id).cancel()
+            self._stop_progress.pop(id, None)
+        self._stopped &= wanted.keys()
         loop = asyncio.get_running_loop()
         for id, server in wanted.items():
-            task = self._stopping.get(id)
-            if id in self._gone or (task is not None and not task.done()):
+            task = self._stop_tasks.get(id)
+            if id in self._stopped or (task is not None and not task.done()):
                 continue
-            if not self.quarantine.is_backing_off(STOPPING, "workload", id):
-                self._stopping[id] = loop.create_task(self._stop(id, server))
-        return set(self._gone)
+            if not self.quarantine.is_backing_off(STOP_STEP, "workload", id):
+                self._stop_tasks[id] = loop.create_task(self._stop(id, server))
+        return set(self._stopped)
 
     def termination_progress(self, id: str, now: float) -> TerminationProgress | None:
         """Return what was done to stop the server of a session; `now` in Unix seconds."""
-        stopping = self._stops.get(id)
+        stopping = self._stop_progress.get(id)
         if stopping is None:
             return None
         user, name = stopping.server
@@ -198,37 +198,37 @@ class HubServers:
     async def _stop(self, id: str, server: Server) -> None:
         """Stop one server and wait until the Hub lists it no more, however long that takes.
 
-        One that fails otherwise than by the Hub's answer is told, and begins again later.
+        An unexpected error is logged, and the stop is tried again later.
         """
         try:
             await self._stop_until_gone(id, server)
         except Exception as error:
-            self.quarantine.failed(STOPPING, "workload", id, error)
+            self.quarantine.failed(STOP_STEP, "workload", id, error)
         else:
-            self.quarantine.passed(STOPPING, "workload", id)
+            self.quarantine.passed(STOP_STEP, "workload", id)
 
     async def _stop_until_gone(self, id: str, server: Server) -> None:
-        stopping = self._stops[id] = _Stopping(server, self._clock())
+        stopping = self._stop_progress[id] = _Stopping(server, self._clock())
         pause = self._poll
-        while not await self._press(stopping):
+        while not await self._request_stop(stopping):
             if not self._may_act():
                 return
             self._warn(stopping)
             await asyncio.sleep(pause)
             pause = min(pause * 1.3, 5 * self._poll)
-        self._gone.add(id)
+        self._stopped.add(id)
         self._changed()
 
-    async def _press(self, stopping: _Stopping) -> bool:
+    async def _request_stop(self, stopping: _Stopping) -> bool:
         """Request the stop if it is due, and return whether the server is gone."""
         user, name = stopping.server
         try:
-            async with self._slots:
+            async with self._request_slots:
                 if self._clock() >= stopping.ask_at and self._may_act():
-                    stopping.ask_at = self._clock() + TRY_AGAIN
+                    stopping.ask_at = self._clock() + ERROR_RETRY
                     stopping.tries += 1
                     await self._hub.stop_server(user, name)
-                    stopping.ask_at = self._clock() + STOP_AGAIN
+                    stopping.ask_at = self._clock() + STOP_RETRY
                 stopping.why = "the Hub still lists it"
                 return name not in await self._hub.servers_of(user)
         except HubUnreachable as error:
@@ -236,7 +236,7 @@ class HubServers:
             return False
 
     def _warn(self, stopping: _Stopping) -> None:
-        if self._clock() - stopping.warned_at < WARN_EVERY:
+        if self._clock() - stopping.warned_at < WARNING_INTERVAL:
             return
         stopping.warned_at = self._clock()
         user, name = stopping.server

@@ -1,7 +1,7 @@
 """Derive which running workloads are over quota now, from the policy in force and what runs, never from their start.
 
-A workload is over quota if its policy uses more than it reserves, the workload included, once everything that is less
-protected has left (rules 2 and 5.3). Only what may be preempted is over quota.
+A workload is over quota if its team uses more than it reserves, the workload included, once everything that is less
+protected has left (rules 2 and 5.3). Only preemptible work is over quota.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ...engine.snapshot import PRIORITIES
 from ...store.records import Workload
 
 SortKey = tuple[bool, int, int, float, float, str]
-"""Most protected first: non-preemptible work, then by policy priority, priority, start, submission and id."""
+"""Most protected first: non-preemptible work, then by priority of the team, priority, start, submission and id."""
 
 
-class Counted(NamedTuple):
+class CountedWorkload(NamedTuple):
     """One workload: its place in the order of protection, and the reservations that it counts in."""
 
     sort_key: SortKey
@@ -31,7 +31,7 @@ class Counted(NamedTuple):
 class CoveredWork:
     """The workloads that count in one line, most protected first, of which the reservation covers the first.
 
-    Use only grows along the order, so that a change moves the end of what is covered by a few workloads.
+    The sum only grows along the order, so that a change moves the end of what is covered by a few workloads.
     """
 
     def __init__(self, reserved: int) -> None:
@@ -39,14 +39,14 @@ class CoveredWork:
         self._order: list[SortKey] = []
         self._amounts: dict[str, int] = {}
         self._covered = 0
-        """how many of the order are covered"""
+        """how many workloads are covered"""
         self._used = 0
-        """milli-GPUs of those"""
+        """milli-GPUs of the covered workloads"""
         self.beyond: set[str] = set()
-        """ids of the others"""
+        """ids of the workloads that are not covered"""
 
     def put(self, sort_key: SortKey, amount: int) -> set[str]:
-        """Count a workload; return the ids that are covered now and were not, or the other way round, and its own."""
+        """Count a workload; return its id, and those that became covered or ceased to be."""
         at, id = bisect_left(self._order, sort_key), sort_key[-1]
         self._order.insert(at, sort_key)
         self._amounts[id] = amount
@@ -91,7 +91,7 @@ class QuotaStanding:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._counted: dict[str, Counted] = {}
+        self._counted: dict[str, CountedWorkload] = {}
         self._lines: dict[LineState, CoveredWork] = {}
         self._changed: set[str] = set()
         self._standing: dict[str, bool] = {}
@@ -111,7 +111,7 @@ class QuotaStanding:
         levels = [(account.guarantor(pool), pool) for pool, _ in amounts]
         covering = {line for level, pool in levels if level is not None for line in level.reserving(pool)}
         reserved = bool(levels) and all(level is not None for level, _ in levels)
-        self._counted[row.id] = Counted(sort_key, by_line, frozenset(covering) if reserved else None)
+        self._counted[row.id] = CountedWorkload(sort_key, by_line, frozenset(covering) if reserved else None)
         self._changed.add(row.id)
         for line, amount in by_line.items():
             if line not in self._lines:
@@ -127,7 +127,7 @@ class QuotaStanding:
                 self._changed |= self._lines[line].remove(counted.sort_key)
 
     def over_quota(self) -> Mapping[str, bool]:
-        """Return the id of every workload that counts to whether it is over quota; the same object until it changes."""
+        """Return the id of every counted workload to whether it is over quota; the same object until it changes."""
         changed, self._changed = self._changed, set()
         now = {id: self._is_over(self._counted[id]) for id in changed if id in self._counted}
         gone = changed - now.keys()
@@ -137,8 +137,8 @@ class QuotaStanding:
                 self._standing.pop(id, None)
         return self._standing
 
-    def _is_over(self, counted: Counted) -> bool:
-        """Whether a workload is preemptible, and the reservations of its policy, or a department's, do not cover it."""
+    def _is_over(self, counted: CountedWorkload) -> bool:
+        """Whether a workload is preemptible, and the reservations of its team, or a department's, do not cover it."""
         preemptible, *_, id = counted.sort_key
         if not preemptible or counted.guarantors is None:
             return preemptible

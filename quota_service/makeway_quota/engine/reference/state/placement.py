@@ -39,13 +39,13 @@ def _find(cluster: Cluster, pool: str, need: Need, in_future: bool, limit: Limit
     elif strategy == "pack" and not in_future and not need.avoid and (mix := _mix(cluster, pool)):
         return _packed(cluster, room, need, mix, limit)
     else:
-        name = _one(cluster, room, need, strategy != "spread", limit)
+        name = _single_node(cluster, room, need, strategy != "spread", limit)
         chosen = [(name, 1)] if name else []
     parts: list[WorkerPlacement] = []
-    for name, many in chosen:
+    for name, count in chosen:
         devices = list(room[name].devices)
         idle = cluster.free(name).devices if in_future else None
-        parts += [WorkerPlacement(len(parts) + at, name, *pick(need, devices, idle)) for at in range(many)]
+        parts += [WorkerPlacement(len(parts) + at, name, *pick(need, devices, idle)) for at in range(count)]
     return tuple(parts)
 
 
@@ -55,9 +55,9 @@ def find_when_ready(cluster: Cluster, pool: str, need: Need) -> tuple[WorkerPlac
     ready = [name for name in names if cluster.suits(name, need)]
     booting = [node for node in map(cluster.nodes.__getitem__, names) if node.boots and may_run(need, node)]
     booting.sort(key=lambda node: (node.ready_at or 0.0, node.name))
-    coming = [node.name for node in booting if node.name not in need.avoid]
-    for many in range(1, len(coming) + 1):
-        room = {name: cluster.free_later(name) for name in (*coming[:many], *ready)}
+    booting_names = [node.name for node in booting if node.name not in need.avoid]
+    for count in range(1, len(booting_names) + 1):
+        room = {name: cluster.free_later(name) for name in (*booting_names[:count], *ready)}
         if sum(free.workers(need) for free in room.values()) < need.min_workers:
             continue
         parts: list[WorkerPlacement] = []
@@ -75,14 +75,14 @@ def count_workers(cluster: Cluster, pool: str, need: Need, in_future: bool) -> i
     return sum(cluster.remaining(name, in_future).workers(need) for name in nodes)
 
 
-def _able(cluster: Cluster, room: Room, need: Need, limit: Limit | None) -> dict[str, int]:
+def _nodes_with_room(cluster: Cluster, room: Room, need: Need, limit: Limit | None) -> dict[str, int]:
     """Return the nodes with room, each with the number of workers that it has room for."""
     suited = {name: free.workers(need) for name, free in room.items() if cluster.suits(name, need)}
-    able = suited if limit is None else {name: limit(name, count) for name, count in suited.items()}
-    return {name: count for name, count in able.items() if count}
+    candidates = suited if limit is None else {name: limit(name, count) for name, count in suited.items()}
+    return {name: count for name, count in candidates.items() if count}
 
 
-def _one(cluster: Cluster, room: Room, need: Need, fullest: bool, limit: Limit | None) -> str | None:
+def _single_node(cluster: Cluster, room: Room, need: Need, fullest: bool, limit: Limit | None) -> str | None:
     order = {name: at for at, name in enumerate(room)}
 
     def key(name: str) -> tuple[int, int, int]:
@@ -90,21 +90,21 @@ def _one(cluster: Cluster, room: Room, need: Need, fullest: bool, limit: Limit |
         best = min((milli for milli in free.devices if milli >= need.gpus), default=0) if 0 < need.gpus < GPU else 0
         return best, free.whole if fullest else -free.whole, order[name]
 
-    return min(_able(cluster, room, need, limit), key=key, default=None)
+    return min(_nodes_with_room(cluster, room, need, limit), key=key, default=None)
 
 
 def _gang(cluster: Cluster, room: Room, need: Need, in_future: bool, limit: Limit | None) -> list[tuple[str, int]]:
     """Take the node with room for the most workers, until some have room for the rest: then the one with the least."""
     position = {name: at for at, name in enumerate(room)}
     idle = {name: cluster.free(name).whole for name in room} if in_future else {n: g.whole for n, g in room.items()}
-    able = [(count, name) for name, count in _able(cluster, room, need, limit).items()]
-    able.sort(key=lambda item: (-item[0], idle[item[1]], position[item[1]]))
+    candidates = [(count, name) for name, count in _nodes_with_room(cluster, room, need, limit).items()]
+    candidates.sort(key=lambda item: (-item[0], idle[item[1]], position[item[1]]))
     chosen: list[tuple[str, int]] = []
     missing = need.min_workers
-    while able and missing:
-        enough = [option for option in able if option[0] >= missing]
-        count, name = min(enough, key=lambda item: item[0]) if enough else able[0]
-        able.remove((count, name))
+    while candidates and missing:
+        enough = [option for option in candidates if option[0] >= missing]
+        count, name = min(enough, key=lambda item: item[0]) if enough else candidates[0]
+        candidates.remove((count, name))
         chosen.append((name, min(count, missing)))
         missing -= min(count, missing)
     return chosen if not missing else []
@@ -116,14 +116,14 @@ def _packed(
     nodes = cluster.nodes_of(cluster.nodes[next(iter(room))].pool) if room else []
     if not nodes:
         return ()
-    packing = Packing([_empty(cluster, cluster.nodes[name]) for name in nodes], rounded(mix))
+    packing = Packing([_empty_capacity(cluster, cluster.nodes[name]) for name in nodes], rounded(mix))
     for at, name in enumerate(nodes):
         free, node = cluster.free(name), cluster.nodes[name]
         cpu = max(0, free.cpu) if cluster.usable(name) and free.pods > 0 else -1
         packing.see(at, NodeCapacity(free.devices, cpu, max(0, free.memory), node.model))
-    fitting = _able(cluster, room, need, limit)
-    able = [at for at, name in enumerate(nodes) if name in fitting] if limit is not None or need.session else None
-    best = packing.best(need.shape, able)
+    fitting = _nodes_with_room(cluster, room, need, limit)
+    positions = [at for at, name in enumerate(nodes) if name in fitting]
+    best = packing.best(need.shape, positions if limit is not None or need.session else None)
     if best is None:
         return ()
     name = nodes[best[0]]
@@ -132,7 +132,7 @@ def _packed(
     return (WorkerPlacement(0, name, *pick(need, list(room[name].devices))),)
 
 
-def _empty(cluster: Cluster, node: Node) -> NodeCapacity:
+def _empty_capacity(cluster: Cluster, node: Node) -> NodeCapacity:
     devices = [0 if d in node.foreign_devices else GPU for d in devices_of(node)]
     cpu = node.cpu - node.foreign_cpu if node.cpu else UNLIMITED
     memory = node.memory - node.foreign_memory if node.memory else UNLIMITED
