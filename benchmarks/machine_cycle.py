@@ -84,7 +84,7 @@ class Site:
         self.rows = MemoryRows([*_running(range(booting, machines), self.now), *_waiting(jobs, self.now)])
         self.backend = MemoryBackend()
         rows: Any = self.rows
-        self.world = World(rows, policy.read(_policy(), "policy.yaml"), 1, self.time, monotonic=self.time)
+        self.world = World(rows, policy.read_policy(_policy(), "policy.yaml"), 1, self.time, monotonic=self.time)
         self.planner, self.reasons = Planner(self.world), ReasonThrottle()
         self.planner.demand = True
         self.channel = MachineChannel(store, MachineTokens(b"0" * 32), MachinePlacements())

@@ -36,7 +36,7 @@ def measure() -> Iterator[Measured]:
 
 
 async def _measure() -> list[Measured]:
-    document = policy.read(_document(), "policy.yaml")
+    document = policy.read_policy(_document(), "policy.yaml")
     backend = MemoryBackend(NodeStatus(f"n{at:04}", "gpu", tuple(range(GPUS_PER_NODE))) for at in range(NODES))
     rows = _rows()
     for row in rows:

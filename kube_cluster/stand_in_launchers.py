@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx2
-from makeway.launcher.service import AttemptEnded, Rejected, Service, Unavailable
+from makeway.launcher.service import AttemptEnded, RequestRejected, Service, ServiceUnavailable
 
 from . import simulated
 from .api import Api, ApiProblem, Object
@@ -106,9 +106,9 @@ class Launcher:
         try:
             if not self._over:
                 self._exchange(terminated)
-        except (AttemptEnded, Rejected):  # as when it was cancelled
+        except (AttemptEnded, RequestRejected):  # as when it was cancelled
             self._over = True
-        except Unavailable:  # it is tried again
+        except ServiceUnavailable:  # it is tried again
             return False
         return self._over
 

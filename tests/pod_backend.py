@@ -14,7 +14,7 @@ from makeway_quota.backends.kubernetes.pods.manifest import PodSettings
 from makeway_quota.backends.remote.workers import WorkerStatus
 from makeway_quota.control.workers.channel import WorkerChannel
 from makeway_quota.control.workers.tokens import AttemptTokens
-from makeway_quota.policy import read
+from makeway_quota.policy import read_policy
 from makeway_quota.store.store import Store
 from makeway_quota.values import Place
 
@@ -33,7 +33,7 @@ class Backend(KubernetesBackend):
         self.server = server
         self.store = store
         self.connect(WorkerChannel(store, AttemptTokens(b"secret" * 8)))
-        document = read(POLICY)
+        document = read_policy(POLICY)
         self.follow_policy(lambda: document)
 
     def hear(self, kind: str, found: Object) -> None:

@@ -5,7 +5,18 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from makeway_api.models import Attempt, Checkpoint, Grant, Job, Lending, Notice, Offer, OfferTable, Reason, State
+from makeway_api.models import (
+    Attempt,
+    Checkpoint,
+    Job,
+    Lending,
+    Notice,
+    Offer,
+    OfferTable,
+    Reason,
+    State,
+    WorkerPlacement,
+)
 from makeway_api.models import TeamUsage as Team
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -21,7 +32,7 @@ def job(state: State = State.RUNNING, **changes: Any) -> Job:
     facts: dict[str, Any] = {
         "id": "j-1", "name": "mnist", "owner": "ana", "team": "rnd", "profile": "gpu3", "gpus": 3, "state": state,
         "attempt": 1, "submitted_at": ago(300), "started_at": ago(240),
-        "placement": [Grant(node="n1", devices=[0, 1, 2])], "titles": {"rnd": "R&D", "devops": "DevOps"},
+        "placement": [WorkerPlacement(node="n1", devices=[0, 1, 2])], "titles": {"rnd": "R&D", "devops": "DevOps"},
     }  # fmt: skip
     return Job(**facts | changes)
 

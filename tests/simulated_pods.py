@@ -24,7 +24,7 @@ from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiStatusErr
 from makeway_quota.backends.kubernetes.api.connection import Connection
 from makeway_quota.backends.kubernetes.api.informer import Informer
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
-from makeway_quota.backends.kubernetes.cluster.pod_requests import ATTEMPT, JOB, NUMBER, pod_requests
+from makeway_quota.backends.kubernetes.cluster.pod_requests import ATTEMPT, JOB, WORKER, pod_requests
 from makeway_quota.backends.kubernetes.pods.manifest import PodSettings
 from makeway_quota.backends.remote.workers import WorkerStatus
 from makeway_quota.control.loop import Loop
@@ -74,7 +74,7 @@ class Running:
         labels = self.pod["metadata"]["labels"]
         if SESSION in labels:
             return labels[SESSION], 0, 0
-        return labels[JOB], int(labels[ATTEMPT]), int(labels[NUMBER])
+        return labels[JOB], int(labels[ATTEMPT]), int(labels[WORKER])
 
     @property
     def is_notebook(self) -> bool:

@@ -65,16 +65,16 @@ def check_reachable(settings: Settings) -> None:
     """Raise CannotStart if the accounts of system mode could not reach this Python or the state directory."""
     if settings.mode != "system":
         return
-    for what, path in (
+    for subject, path in (
         ("This Python", Path(sys.executable)),
         ("This Python", Path(sys.executable).resolve()),
         ("The state directory", settings.state.root),
     ):
-        closed = next((str(d) for d in reversed(path.parents) if d.exists() and not d.stat().st_mode & 0o001), None)
-        if closed:
+        blocked_by = next((str(d) for d in reversed(path.parents) if d.exists() and not d.stat().st_mode & 0o001), None)
+        if blocked_by:
             raise CannotStart(
-                f"{what} is below {closed}, which other accounts may not enter ({path}): system mode needs both below "
-                "directories that every account may enter, such as /opt and /var/lib "
+                f"{subject} is below {blocked_by}, which other accounts may not enter ({path}): system mode needs both "
+                "below directories that every account may enter, such as /opt and /var/lib "
                 "(docs/how-to/share-one-server.md)."
             )
 
@@ -101,7 +101,7 @@ def check_node() -> None:
         raise CannotStart("JupyterHub's proxy is not installed: run `make setup`, or `npm ci` in the project.")
 
 
-class OneAtATime:
+class StateDirectoryLock:
     """A lock on the state directory: two portals must not share it."""
 
     def __init__(self, settings: Settings) -> None:

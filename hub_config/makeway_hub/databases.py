@@ -84,18 +84,20 @@ def check_hub_database(url: str) -> None:
         )
 
 
-def upgrade_service(state: StateDirectory, say: Callable[[str], object], env: Mapping[str, str] = os.environ) -> None:
+def upgrade_service(
+    state: StateDirectory, report: Callable[[str], object], env: Mapping[str, str] = os.environ
+) -> None:
     """Bring the service's database up to date, an SQLite file after a copy of it; CannotStart with the reason else."""
     url = env.get("MAKEWAY_DB_URL", "").strip()
     if not url or url.startswith(_SQLITE):
         database = Path(url.removeprefix(_SQLITE)) if url else state.root / "makeway.sqlite"
         revision = revision_of(database)
-        if revision is None or revision == _newest():
+        if revision is None or revision == _latest_revision():
             return
         copy = database.with_name(f"{database.name}.{datetime.now():%Y-%m-%d-%H%M%S}")
-        say(f"Upgrading the database {database}; a copy of it as it was is {copy.name} …")
+        report(f"Upgrading the database {database}; a copy of it as it was is {copy.name} …")
         _copy(database, copy)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "makeway_quota.main", "--log-level", "warning", "upgrade-db"],
         env={**env, "MAKEWAY_STATE_DIR": str(state.root)},
         cwd=state.root,
@@ -104,12 +106,12 @@ def upgrade_service(state: StateDirectory, say: Callable[[str], object], env: Ma
         text=True,
         check=False,
     )
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["it does not say why"]
+    if process.returncode:
+        lines = process.stderr.strip().splitlines() or ["it does not say why"]
         raise CannotStart(f"The service's database could not be upgraded: {lines[-1].removeprefix('makeway-quota: ')}")
 
 
-def _newest() -> str:
+def _latest_revision() -> str:
     """Return the version of this release's tables, without importing the service."""
     spec = importlib.util.find_spec("makeway_quota")
     if spec is None or not spec.submodule_search_locations:

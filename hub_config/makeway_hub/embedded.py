@@ -54,7 +54,7 @@ def main() -> int:
         checks.check_reachable(settings)
         checks.check_sockets(settings)
         checks.check_state(settings)
-        lock = checks.OneAtATime(settings)
+        lock = checks.StateDirectoryLock(settings)
         lock.take()
         try:
             return Portal(settings).run()

@@ -15,7 +15,7 @@ from typing import IO
 
 from makeway_api import installations
 
-from .artifacts.choice import chosen
+from .artifacts.choice import make_artifacts
 from .autoscale.deployment import CLUSTER, Deployment
 from .autoscale.document import read_deployment
 from .autoscale.provider import JoinData, Provider
@@ -44,7 +44,7 @@ from .control.world.observation import backend_of
 from .control.world.pool_assignment import sizes
 from .control.world.world import World
 from .history.retention import Retention, keep_of
-from .policy import Document, PolicyInvalid, Sizes, read, rescale_text
+from .policy import Document, PolicyInvalid, Sizes, read_policy, rescale_text
 from .services import Services
 from .settings import ServiceSettings
 from .store.errors import Conflict
@@ -65,7 +65,7 @@ class AlreadyRunning(Exception):
 class Application:
     """One running replica of the quota service; `start` makes it lead or follow, `stop` ends it."""
 
-    def __init__(self, components: Components, held: Sequence[IO[str]] = ()) -> None:
+    def __init__(self, components: Components, locks: Sequence[IO[str]] = ()) -> None:
         self.components = components
         self.loop = Loop(components)
         self.retention = Retention(
@@ -85,7 +85,7 @@ class Application:
         if self.machine_loop is not None:
             self.services.deployments.show_status_of(self.machine_loop.status)
             self.services.machines.read_consoles_with(self.machine_loop.console)
-        self._held = held
+        self._locks = locks
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -104,18 +104,18 @@ class Application:
         Where the database or the backend serves one replica only, the leader's lock is taken here: AlreadyRunning if
         another service has it.
         """
-        held: list[IO[str]] = [] if backend.shared else [take_state_dir(settings.state_dir)]
+        locks: list[IO[str]] = [] if backend.shared else [lock_state_dir(settings.state_dir)]
         store: Store | None = None
         leader: Leader | None = None
         try:
-            store = await asyncio.to_thread(store_of, settings)
+            store = await asyncio.to_thread(open_service_store, settings)
             rows = await asyncio.to_thread(store.active)
             backend = with_removed(backend, {backend_of(row) for row in rows})
-            leader = Leader(store.leader_lock(settings.leader_seconds), settings.leader_seconds, able_with(backend))
+            leader = Leader(store.leader_lock(settings.leader_seconds), settings.leader_seconds, can_lead_with(backend))
             if not (store.shared and backend.shared):
                 await _lead_alone(leader, settings)
             if not backend.shared:
-                held.append(await asyncio.to_thread(take_installation, store, settings.state_dir))
+                locks.append(await asyncio.to_thread(lock_installation, store, settings.state_dir))
             await asyncio.to_thread(check_jobs_are_here, rows, backend, settings.state_dir)
             placed = {(row.id, row.attempt): name for row in rows if (name := backend_of(row))}
             backend.use_backend_lookup(lambda id, attempt: placed.get((id, attempt), ""))
@@ -130,10 +130,10 @@ class Application:
                 await leader.close()
             if store is not None:
                 store.close()
-            for item in held:
+            for item in locks:
                 item.close()
             raise
-        return cls(components, held)
+        return cls(components, locks)
 
     async def start(self) -> None:
         """Lead, or follow until the leader is gone."""
@@ -193,7 +193,7 @@ class Application:
             await components.feed.close()
         components.threads.shutdown(wait=False)
         await asyncio.to_thread(components.store.close)
-        for item in self._held:
+        for item in self._locks:
             item.close()
 
 
@@ -237,14 +237,14 @@ async def ended_placements(store: Store, id: str) -> dict[int, str]:
     return {one.number: one.placement[0].backend if one.placement else "" for one in attempts if one.ended_at}
 
 
-def able_with(backend: Backend) -> Callable[[], bool]:
+def can_lead_with(backend: Backend) -> Callable[[], bool]:
     """Return whether a replica with this backend is able to lead."""
     return lambda: backend.reachable
 
 
-def store_of(settings: ServiceSettings) -> Store:
+def open_service_store(settings: ServiceSettings) -> Store:
     """Open the database and the storage of large files that the settings name."""
-    artifacts = chosen(settings.artifacts_dir, settings.artifacts_s3)
+    artifacts = make_artifacts(settings.artifacts_dir, settings.artifacts_s3)
     elsewhere = "local" not in settings.backends  # a power cut of this machine does not take the jobs
     return open_store(settings.db_url, artifacts, settings.large_file_bytes, durable=elsewhere)
 
@@ -271,7 +271,7 @@ async def _components(
     monotonic: Callable[[], float] | None,
 ) -> Components:
     """Open the backend, read the policy and make the parts."""
-    last = await asyncio.to_thread(store.last_event_id)  # before anything is read that later events change
+    last_event_id = await asyncio.to_thread(store.last_event_id)  # before anything is read that later events change
     secret = settings.ticket_secret.encode() or os.urandom(32)
     channel = WorkerChannel(store, AttemptTokens(secret, clock), clock, lost_after=backend.lost_after)
     if backend.remote:
@@ -284,17 +284,18 @@ async def _components(
         backend.act_for_database(await asyncio.to_thread(store.identity))
     machines = await _machines(store, backend, secret, clock)
     await backend.open()
-    seen = await backend.observe()
-    document, version = await asyncio.to_thread(current_policy, store, settings, clock(), partial(sizes, seen.nodes))
+    observation = await backend.observe()
+    sizes_now = partial(sizes, observation.nodes)
+    document, version = await asyncio.to_thread(current_policy, store, settings, clock(), sizes_now)
     people = People(store, hub, clock=clock)
     await people.load()
     deadline, durable = settings.start_deadline_seconds, backend.durable_checkpoints
     world = World(store, document, version, clock, deadline, durable, people, monotonic)
     backend.follow_policy(lambda: world.document)
-    world.observe(seen)
+    world.observe(observation)
     servers = None if hub is None else HubServers(hub)
     leases = Leases(settings.lease_seconds, servers)
-    feed = ChangeFeed(store, world, leases, leader, channel, last, clock) if store.shared else None
+    feed = ChangeFeed(store, world, leases, leader, channel, last_event_id, clock) if store.shared else None
     if not backend.durable_checkpoints:
         log.warning(
             "Checkpoints of jobs end with their pods or machines, so that a job which makes way starts from the "
@@ -325,7 +326,7 @@ async def _machines(store: Store, backend: Backend, secret: bytes, clock: Callab
     return channel
 
 
-async def world_now(settings: ServiceSettings, store: Store, backend: Backend, now: float) -> World:
+async def read_world(settings: ServiceSettings, store: Store, backend: Backend, now: float) -> World:
     """Return the world as it is at the moment, without starting or adopting anything."""
     backend.fence_with(lambda: False)
     secret = os.urandom(32)
@@ -333,20 +334,20 @@ async def world_now(settings: ServiceSettings, store: Store, backend: Backend, n
     await _machines(store, backend, secret, time.time)
     await backend.open_for_reading()
     try:
-        seen = await backend.observe()
-        document, version = current_policy(store, settings, now, partial(sizes, seen.nodes))
+        observation = await backend.observe()
+        document, version = current_policy(store, settings, now, partial(sizes, observation.nodes))
         backend.follow_policy(lambda: document)
-        seen = await backend.observe()
-        if not seen.synced:
-            raise BackendError(f"The nodes cannot be read: {seen.problem or 'no answer'}.")
+        observation = await backend.observe()
+        if not observation.synced:
+            raise BackendError(f"The nodes cannot be read: {observation.problem or 'no answer'}.")
     finally:
         await backend.close(stop_jobs=False)
     world = World(store, document, version, durable_checkpoints=backend.durable_checkpoints)
-    world.observe(seen)
+    world.observe(observation)
     return world
 
 
-def take_state_dir(state_dir: Path) -> IO[str]:
+def lock_state_dir(state_dir: Path) -> IO[str]:
     """Lock the state directory until the file is closed; AlreadyRunning when another service has it."""
     state_dir.mkdir(parents=True, exist_ok=True)
     file = open(state_dir / "service.lock", "a")  # noqa: SIM115 (held as long as the service lives)
@@ -362,12 +363,12 @@ def take_state_dir(state_dir: Path) -> IO[str]:
     )
 
 
-def take_installation(store: Store, state_dir: Path) -> IO[str]:
+def lock_installation(store: Store, state_dir: Path) -> IO[str]:
     """Hold the installation's name on this machine; AlreadyRunning where a service has it whose data is the same."""
     name = store.contents.installation()
     for _ in range(round(TAKEOVER_SECONDS / 0.1)):
-        if (held := installations.lock(name)) is not None:
-            return held
+        if (lock := installations.lock(name)) is not None:
+            return lock
         time.sleep(0.1)
     other = installations.running_service(name) or installations.RunningService(0, "")
     raise AlreadyRunning(installations.copy_problem(other, str(state_dir.absolute())))
@@ -377,10 +378,10 @@ def check_jobs_are_here(rows: Sequence[Workload], backend: Backend, state_dir: P
     """Raise AlreadyRunning where jobs run on this machine in another folder: the state directory is a copy."""
     result = backend.running_elsewhere({row.id for row in rows if row.kind == "job"})
     if result:
-        told = ", ".join(f"{item.workload} in {item.folder} (process {item.pid})" for item in result[:5])
+        jobs = ", ".join(f"{item.workload} in {item.folder} (process {item.pid})" for item in result[:5])
         more = f", and {len(result) - 5} more" if len(result) > 5 else ""
         raise AlreadyRunning(
-            f"Jobs of {state_dir.absolute()} run on this machine in another folder: {told}{more}. It is a copy, and "
+            f"Jobs of {state_dir.absolute()} run on this machine in another folder: {jobs}{more}. It is a copy, and "
             "would start them a second time. Start the portal from that folder instead, or end these processes first."
         )
 
@@ -400,7 +401,7 @@ def current_policy(store: Store, settings: ServiceSettings, now: float, sizes: S
         except Conflict:  # another replica started at the same time
             return current_policy(store, settings, now, sizes)
     try:
-        document = read(current.document, f"policy version {current.version}", stored=True)
+        document = read_policy(current.document, f"policy version {current.version}", stored=True)
     except PolicyInvalid:
         log.error("Policy version %s is not valid for this service", current.version)
         raise
@@ -412,10 +413,10 @@ def _seed(text: str, source: str, sizes: Sizes) -> str:
     """Return the first document, scaled to the machine; ValueError lists its mistakes, line by line."""
     try:
         rescaled = rescale_text(text, source, sizes)
-        read(rescaled, source, sizes)
+        read_policy(rescaled, source, sizes)
     except PolicyInvalid as invalid:
-        many = len(invalid.issues)
-        result = f"{many} mistakes: correct them" if many > 1 else "a mistake: correct it"
+        mistakes = len(invalid.issues)
+        result = f"{mistakes} mistakes: correct them" if mistakes > 1 else "a mistake: correct it"
         raise ValueError(
             f"The policy file of the first start has {result}, or set MAKEWAY_POLICY_FILE to another one:\n{invalid}"
         ) from None

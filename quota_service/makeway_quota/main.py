@@ -188,12 +188,12 @@ def _plan(args: argparse.Namespace) -> int:
 def _nodes(args: argparse.Namespace) -> int:
     from .backends.kubernetes.cluster.nodes import toleration
     from .backends.kubernetes.cluster.nodes_table import nodes_command
-    from .policy import read
+    from .policy import read_policy
 
     document = None
     if args.policy:
         text = sys.stdin.read() if args.policy == "-" else Path(args.policy).read_text(encoding="utf-8")
-        document = read(text, args.policy)
+        document = read_policy(text, args.policy)
     settings = load(args.config).kubernetes
     tolerations = [toleration(text) for text in (*settings.tolerations, *args.tolerate)]
     kubeconfig, context = args.kubeconfig or settings.kubeconfig, args.context or settings.context
@@ -204,11 +204,11 @@ def _nodes(args: argparse.Namespace) -> int:
 def _policy_validate(args: argparse.Namespace) -> int:
     from makeway_api.quantities import count
 
-    from .policy import PolicyInvalid, read, warnings
+    from .policy import PolicyInvalid, policy_warnings, read_policy
 
     try:
         text = Path(args.file).read_text(encoding="utf-8")
-        document = read(text, args.file)
+        document = read_policy(text, args.file)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ValueError(f"{args.file} cannot be read: {why}.") from None
@@ -216,7 +216,7 @@ def _policy_validate(args: argparse.Namespace) -> int:
         for issue in invalid.issues:
             print(f"{issue.file}:{issue.line or 1}: {issue.where}: {issue.message}", file=sys.stderr)
         return 2
-    for issue in warnings(text, args.file):
+    for issue in policy_warnings(text, args.file):
         print(f"{issue.file}:{issue.line or 1}: {issue.where}: warning: {issue.message}", file=sys.stderr)
     print(
         f"{args.file} is valid: {count(len(document.pools), 'pool')}, {count(len(document.profiles), 'profile')}, "
@@ -232,11 +232,11 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _upgrade(args: argparse.Namespace) -> int:
-    from .application import store_of
+    from .application import open_service_store
 
     settings = load(args.config)
     settings.state_dir.mkdir(parents=True, exist_ok=True)
-    store_of(settings).close()
+    open_service_store(settings).close()
     print("The database is up to date.")
     return 0
 
@@ -245,12 +245,12 @@ def _snapshot(args: argparse.Namespace) -> int:
     from .snapshot_file import write_snapshot
 
     async def dump() -> str:
-        from .application import store_of, world_now
+        from .application import open_service_store, read_world
 
         settings = load(args.config)
-        store = store_of(settings)
+        store = open_service_store(settings)
         now = time.time()
-        world = await world_now(settings, store, make_backend(settings), now)
+        world = await read_world(settings, store, make_backend(settings), now)
         text = write_snapshot(world.snapshot(await world.rows(), now), args.format)
         store.close()
         return text

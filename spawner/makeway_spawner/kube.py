@@ -199,7 +199,7 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
                     if late and self._listens:
                         return self._server_address  # the Hub goes on asking, for `http_timeout`
                     if await self.vanished():
-                        raise self._not_started(f"The notebook could not be started. {pod_end.sentence(None)}")
+                        raise self._not_started(f"The notebook could not be started. {pod_end.end_message(None)}")
             return await starting
         except TimeoutError as late:  # the Hub would say that `start_timeout` has passed
             raise self._not_started(
@@ -239,9 +239,9 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
         pod, start, lease = self.created_pod, self._following, self._lease
         if (deleted := self.deleted_pod) is not None:
             raise self._not_started(start.end_message(deleted, gone=True))
-        if pod is not None and pod_end.refused_for_now(pod):
-            raise _RefusedForNow(pod_end.sentence(pod))
-        if late or pod_events.cannot_be_pulled(pod or {}) or pod_end.server_ended(pod or {}):
+        if pod is not None and pod_end.is_refused_temporarily(pod):
+            raise _RefusedForNow(pod_end.end_message(pod))
+        if late or pod_events.cannot_be_pulled(pod or {}) or pod_end.server_has_ended(pod or {}):
             raise self._not_started(start.failure_message(pod, self._server_address))
         granted = listed(node for node, _ in lease.placement) if lease is not None else ""
         if granted and pod is not None and start.is_unplaced(self.unschedulable_seconds):

@@ -45,7 +45,7 @@ class Lease:
             team=session.team,
             gpus=session.gpus,
             preemptible=session.preemptible,
-            placement=[(grant.node, list(grant.devices)) for grant in session.placement],
+            placement=[(worker.node, list(worker.devices)) for worker in session.placement],
             variables=dict(session.env),
             virtual=session.virtual,
             started=started,

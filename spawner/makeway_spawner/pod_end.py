@@ -12,7 +12,7 @@ from makeway_api.quantities import memory
 from .server_log import last_line, quoted
 
 ENDED = ("Succeeded", "Failed")
-_IN_WORDS = {
+_SENTENCES = {
     "EvictionByEvictionAPI": "Its pod was evicted, as before maintenance of its node",
     "DeletionByTaintManager": "Its pod was evicted because of a taint of its node, as when a node does not answer",
     "DeletionByPodGC": "Its node is gone",
@@ -34,63 +34,63 @@ CLOCKS_DIFFER = 60.0
 """Seconds by which the clocks of the Hub and of the API server may differ."""
 
 
-def ended(pod: Mapping[str, Any]) -> bool:
+def has_ended(pod: Mapping[str, Any]) -> bool:
     """Whether the containers of the pod have ended for good."""
     return (pod.get("status") or {}).get("phase") in ENDED
 
 
-def server_ended(pod: Mapping[str, Any]) -> bool:
+def server_has_ended(pod: Mapping[str, Any]) -> bool:
     """Whether the notebook's container has ended, also while others of its pod run."""
-    return ended(pod) or bool(_terminated(pod))
+    return has_ended(pod) or bool(_terminated(pod))
 
 
-def refused(pod: Mapping[str, Any]) -> bool:
+def is_refused(pod: Mapping[str, Any]) -> bool:
     """Whether the node of the pod refused it, so that nothing of it ran."""
     reason = str((pod.get("status") or {}).get("reason") or "")
-    return ended(pod) and not _terminated(pod) and (reason in _REFUSALS or reason.startswith(_OUT_OF))
+    return has_ended(pod) and not _terminated(pod) and (reason in _REFUSALS or reason.startswith(_OUT_OF))
 
 
-def refused_for_now(pod: Mapping[str, Any]) -> bool:
+def is_refused_temporarily(pod: Mapping[str, Any]) -> bool:
     """Whether the node refused the pod for a reason that passes in seconds, as while its device plugin restarts."""
     reason = str((pod.get("status") or {}).get("reason") or "")
-    return refused(pod) and (reason == "UnexpectedAdmissionError" or reason.startswith(_OUT_OF))
+    return is_refused(pod) and (reason == "UnexpectedAdmissionError" or reason.startswith(_OUT_OF))
 
 
-def deleting(pod: Mapping[str, Any]) -> bool:
+def is_deleting(pod: Mapping[str, Any]) -> bool:
     """Whether the pod is deleted and its containers may still be saving."""
     return "deletionTimestamp" in pod["metadata"]
 
 
-def grace(pod: Mapping[str, Any]) -> float:
+def grace_seconds(pod: Mapping[str, Any]) -> float:
     """Return the seconds that the pod has to end once it is deleted."""
     return float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
 
 
-def deleted_for(pod: Mapping[str, Any], now: float) -> float:
+def seconds_since_deletion(pod: Mapping[str, Any], now: float) -> float:
     """Return for how many seconds the pod has been deleted for certain at `now` (Unix seconds), whatever the clocks."""
     until = datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]).timestamp()
-    return max(0.0, now - (until - grace(pod)) - CLOCKS_DIFFER)
+    return max(0.0, now - (until - grace_seconds(pod)) - CLOCKS_DIFFER)
 
 
-def why(pod: Mapping[str, Any]) -> str:
-    """Return how the pod ended or why it is being deleted, in Kubernetes' words; empty where it does not say."""
+def cause(pod: Mapping[str, Any]) -> str:
+    """Return Kubernetes' own `reason: message` of the end or deletion of the pod; empty where it gives none."""
     reason, message = _reason(pod)
     return ": ".join(str(part) for part in (reason, message) if part)
 
 
-def sentence(pod: Mapping[str, Any] | None, gone: bool = False) -> str:
+def end_message(pod: Mapping[str, Any] | None, gone: bool = False) -> str:
     """Return how the server in the pod ended, for its user; of a pod that is gone, what was seen last."""
     if pod is None:
         return "Its pod is gone, and Kubernetes does not say why."
     reason, _ = _reason(pod)
-    if reason not in _IN_WORDS and (deleting(pod) or (gone and not ended(pod))):
+    if reason not in _SENTENCES and (is_deleting(pod) or (gone and not has_ended(pod))):
         return "Its pod was deleted in Kubernetes, not by Makeway."
     if reason == OUT_OF_MEMORY:
         return _out_of_memory(pod)
-    message = why(pod).rstrip(". ")
-    by_node = "Its node refused its pod" if refused(pod) else ""
-    words = _IN_WORDS.get(reason) or by_node or _failed_before(pod) or "Its server ended by itself"
-    line = "" if reason in _IN_WORDS else quoted(last_line(str(_terminated(pod).get("message") or "")))
+    message = cause(pod).rstrip(". ")
+    by_node = "Its node refused its pod" if is_refused(pod) else ""
+    words = _SENTENCES.get(reason) or by_node or _failed_before(pod) or "Its server ended by itself"
+    line = "" if reason in _SENTENCES else quoted(last_line(str(_terminated(pod).get("message") or "")))
     return words + (f" ({message})." if message else ".") + line
 
 
@@ -108,11 +108,11 @@ def _out_of_memory(pod: Mapping[str, Any]) -> str:
     limit = memory_limit(pod)
     if not limit:
         return (
-            f"Its node ran out of memory ({why(pod)}). Start it again with a profile that sets a memory limit, or on "
+            f"Its node ran out of memory ({cause(pod)}). Start it again with a profile that sets a memory limit, or on "
             "another node."
         )
     return (
-        f"It used more memory than the {limit} that it may use ({why(pod)}). Choose a profile with more memory, or "
+        f"It used more memory than the {limit} that it may use ({cause(pod)}). Choose a profile with more memory, or "
         "hold less data in memory at a time."
     )
 

@@ -173,7 +173,7 @@ class PodSpawner(HomeClaim):
     def deleted_pod(self) -> dict[str, Any] | None:
         """The pod of this start as it was seen last, once it is deleted; None while it is not."""
         if (pod := self.created_pod) is not None:
-            return pod if pod_end.deleting(pod) else None
+            return pod if pod_end.is_deleting(pod) else None
         return self._of_this_start(self._gone_pod())
 
     def _of_this_start(self, pod: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -280,15 +280,15 @@ class PodSpawner(HomeClaim):
             self._created, self._end = False, "Its pod was replaced by one of another installation in the namespace."
             return 1
         if pod is not None and self._lost(pod):
-            self.log.warning("The pod of %s is lost with its node: %s", self._log_name, pod_end.why(pod) or "deleted")
+            self.log.warning("The pod of %s is lost with its node: %s", self._log_name, pod_end.cause(pod) or "deleted")
             self._end = "Its node does not answer, so nothing tells when its server ends."
             return 1
         status: int | None = await super().poll()
         if status is not None:
-            self._end = pod_end.sentence(pod or self._gone_pod(), gone=pod is None)
-        if pod is not None and pod_end.ended(pod):
-            self._end = pod_end.sentence(pod)
-            self.log.warning("The pod of %s has ended: %s", self._log_name, pod_end.why(pod) or "no reason is given")
+            self._end = pod_end.end_message(pod or self._gone_pod(), gone=pod is None)
+        if pod is not None and pod_end.has_ended(pod):
+            self._end = pod_end.end_message(pod)
+            self.log.warning("The pod of %s has ended: %s", self._log_name, pod_end.cause(pod) or "no reason is given")
             if self.delete_stopped_pods:
                 await self.stop(now=True)
             return 1 if status is None else status
@@ -306,7 +306,7 @@ class PodSpawner(HomeClaim):
         if self._is_other(pod):
             self._created = False
             return
-        over = pod is not None and (pod_end.ended(pod) or self._lost(pod))
+        over = pod is not None and (pod_end.has_ended(pod) or self._lost(pod))
         seconds = 0 if now and over else self.delete_grace_period
         await self._until_answered(partial(self._delete, seconds))
         while not await self._until_answered(self._gone):
@@ -346,16 +346,16 @@ class PodSpawner(HomeClaim):
     def kept(self) -> bool:
         """Whether the pod has ended and the site wants to look at it (`delete_stopped_pods`)."""
         pod = self.pod
-        return pod is not None and pod_end.ended(pod) and not self.delete_stopped_pods
+        return pod is not None and pod_end.has_ended(pod) and not self.delete_stopped_pods
 
     def _lost(self, pod: dict[str, Any]) -> bool:
         """Whether a deleted pod is lost with its node: its grace is over, and no kubelet confirms that it has ended."""
-        if not pod_end.deleting(pod) or pod_end.ended(pod):
+        if not pod_end.is_deleting(pod) or pod_end.has_ended(pod):
             return False
         uid = pod["metadata"]["uid"]
         if self._deleting[0] != uid:
-            self._deleting = (uid, time.monotonic() - pod_end.deleted_for(pod, time.time()))
-        return time.monotonic() - self._deleting[1] > pod_end.grace(pod) + self.lost_seconds
+            self._deleting = (uid, time.monotonic() - pod_end.seconds_since_deletion(pod, time.time()))
+        return time.monotonic() - self._deleting[1] > pod_end.grace_seconds(pod) + self.lost_seconds
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Read back whether there may be a pod."""

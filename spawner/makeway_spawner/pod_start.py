@@ -156,14 +156,14 @@ class PodStart:
     @staticmethod
     def end_message(pod: Pod, gone: bool = False) -> str:
         """Return how the pod of a start ended, for which there is no use in waiting; `gone`: it was deleted."""
-        return f"The notebook could not be started. {pod_end.sentence(pod, gone)}"
+        return f"The notebook could not be started. {pod_end.end_message(pod, gone)}"
 
     def failure_message(self, pod: Pod | None, address: str = "", message: str = "") -> str:
         """Return why the server is not there, with what to do.
 
         `address` is where it listens, once known; `message` is why KubeSpawner gave up by itself.
         """
-        if pod is not None and pod_end.server_ended(pod):
+        if pod is not None and pod_end.server_has_ended(pod):
             return self.end_message(pod)
         waited, last = duration(self._clock() - self._started_at), self._last
         if last is not None and pod_events.cannot_be_pulled(pod or {}):

@@ -15,7 +15,7 @@ import pytest
 from makeway.agent import client as client_module
 from makeway.agent.client import AgentClient, MachineEnded
 from makeway.launcher import service as service_module
-from makeway.launcher.service import MAX_ANSWER, Unavailable
+from makeway.launcher.service import MAX_ANSWER, ServiceUnavailable
 
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 HTML = b"<html><body>Please log in to the network</body></html>"
@@ -72,7 +72,7 @@ def test_an_answer_that_drips_is_given_up_when_its_time_is_over(monkeypatch: pyt
         client = AgentClient(url, "m-1", "token")
         for ask in (lambda: client.report({}), lambda: client.asked("")):
             began = time.monotonic()
-            with pytest.raises(Unavailable):
+            with pytest.raises(ServiceUnavailable):
                 ask()
             assert 0.4 < time.monotonic() - began < 5.0
         client.close()
@@ -88,7 +88,7 @@ def test_a_body_without_an_end_takes_no_memory() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with answering(flood) as url:
         client = AgentClient(url, "m-1", "token")
-        with pytest.raises(Unavailable, match="longer than"):
+        with pytest.raises(ServiceUnavailable, match="longer than"):
             client.report({})
         client.close()
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 4 * MAX_ANSWER
@@ -99,7 +99,7 @@ def test_a_body_that_is_announced_as_too_long_is_not_read(length: int) -> None:
     with answering(lambda connection: connection.sendall(JSON + b"Content-Length: %d\r\n\r\n{" % length)) as url:
         client = AgentClient(url, "m-1", "token")
         began = time.monotonic()
-        with pytest.raises(Unavailable, match="longer than"):
+        with pytest.raises(ServiceUnavailable, match="longer than"):
             client.report({})
         assert time.monotonic() - began < 5.0
         client.close()
@@ -125,7 +125,7 @@ def test_an_answer_that_is_not_the_services_is_silence(monkeypatch: pytest.Monke
         client = AgentClient(url, "m-1", "token")
         client._heard_at -= 100.0
         for ask in (lambda: client.report({}), lambda: client.asked("")):
-            with pytest.raises(Unavailable):
+            with pytest.raises(ServiceUnavailable):
                 ask()
             assert client.silence >= 100.0
         client.close()

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from makeway_api.models import FileIn
 from makeway_quota.artifacts.base import ORPHAN_AGE, ArtifactsUnavailable, put_bytes, read_whole
-from makeway_quota.artifacts.bucket import MARK, ArtifactBucket
-from makeway_quota.artifacts.choice import chosen
+from makeway_quota.artifacts.bucket import OWNER_KEY, ArtifactBucket
+from makeway_quota.artifacts.choice import make_artifacts
 from makeway_quota.artifacts.folder import ArtifactFolder
 from makeway_quota.main import main
 from makeway_quota.store import StoreError, open_store
@@ -34,12 +34,12 @@ REFUSED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access
 @pytest.mark.parametrize("address", ["bucket", "http://bucket", "s3://", "s3:///prefix", "s3://bucket?region=x"])
 def test_an_address_that_is_no_bucket_is_refused(environment: dict[str, str], address: str) -> None:
     with pytest.raises(ValueError, match=r"MAKEWAY_ARTIFACTS_S3: .* is no bucket: write s3://bucket/?"):
-        chosen(None, address)
+        make_artifacts(None, address)
 
 
 def test_a_folder_and_a_bucket_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unset MAKEWAY_ARTIFACTS_DIR or MAKEWAY_ARTIFACTS_S3"):
-        chosen(tmp_path, "s3://bucket")
+        make_artifacts(tmp_path, "s3://bucket")
 
 
 def test_objects_of_others_are_left_alone(bucket: str) -> None:
@@ -49,7 +49,7 @@ def test_objects_of_others_are_left_alone(bucket: str) -> None:
     for key in ("notes.txt", f"{digest(data)}", f"backups/{digest(data)}/1", "checkpoints/job/step-1"):
         place._client.put_object(Bucket=bucket, Key=key, Body=b"theirs")
     make_older(bucket, 2 * ORPHAN_AGE)
-    assert [stored.digest for part in place.listed() for stored in part] == [digest(data)]
+    assert [stored.digest for part in place.list_pages() for stored in part] == [digest(data)]
     assert read_whole(place, digest(data)) == data
 
 
@@ -62,7 +62,7 @@ def test_uploads_of_one_content_on_two_pages_are_seen_together(bucket: str) -> N
     for name in names:
         for copy in ("1", "2"):
             place._client.put_object(Bucket=bucket, Key=f"{name}/{copy}", Body=b"")
-    parts = list(place.listed())
+    parts = list(place.list_pages())
     assert len(parts) > 3
     result = [stored.digest for part in parts for stored in part]
     assert sorted(item for item in result if item) == sorted(names)
@@ -80,7 +80,7 @@ def test_a_bucket_without_the_contents_that_rows_refer_to_stops_the_start(bucket
     assert keys(bucket) == {}
     name = str(refused.value).partition("write “")[2].partition("”")[0]
     put_bytes(ArtifactBucket(f"s3://{bucket}/prefix"), digest(data), data)
-    place._client.put_object(Bucket=bucket, Key=f"prefix/{MARK}", Body=f"{name}\n".encode())
+    place._client.put_object(Bucket=bucket, Key=f"prefix/{OWNER_KEY}", Body=f"{name}\n".encode())
     store = open_store(url, ArtifactBucket(f"s3://{bucket}/prefix"), 10)
     assert [file.data for file in store.files("j1")] == [data]
     store.close()
@@ -108,16 +108,16 @@ def test_a_bucket_that_others_took_over_is_neither_cleaned_up_nor_written_to(buc
     before = set(keys(bucket))
     for result in (b"another", None):
         if result is None:
-            place._client.delete_object(Bucket=bucket, Key=MARK)
+            place._client.delete_object(Bucket=bucket, Key=OWNER_KEY)
         else:
-            place._client.put_object(Bucket=bucket, Key=MARK, Body=result)
+            place._client.put_object(Bucket=bucket, Key=OWNER_KEY, Body=result)
         with pytest.raises(ArtifactsUnavailable):
             store.contents.collect(2e9)
         store.contents.probe()
         assert "installation" in (store.contents.failure() or "")
         with pytest.raises(StoreError, match="installation"):
             store.contents.keep([("b", b"y" * 10, False)])
-    assert before - set(keys(bucket)) == {MARK}
+    assert before - set(keys(bucket)) == {OWNER_KEY}
     store.close()
 
 
@@ -232,7 +232,7 @@ async def test_a_job_gets_its_large_files_from_the_bucket(bucket: str, tmp_path:
     async with running(tmp_path, MAKEWAY_ARTIFACTS_S3=f"s3://{bucket}/makeway") as run:
         first = await run.submit("ana", "first", profile="gpu1", command=size, files=[big])
         assert (await run.job(first.id, "succeeded", "failed")).state.value == "succeeded"
-        [key] = [key for key in keys(bucket) if key != f"makeway/{MARK}"]
+        [key] = [key for key in keys(bucket) if key != f"makeway/{OWNER_KEY}"]
         assert key.startswith("makeway/")
         assert not (tmp_path / "artifacts").exists()
         contents = run.service.components.store.contents

@@ -31,7 +31,7 @@ def deleted(store: Store, place: Place) -> None:
 
 
 def sizes(place: Place) -> list[int]:
-    return [stored.size for part in place.artifacts.listed() for stored in part]
+    return [stored.size for part in place.artifacts.list_pages() for stored in part]
 
 
 def test_a_deleted_content_goes(place: Place, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from makeway_quota.autoscale.deployment import MoveRules
 from makeway_quota.backends.base import AttemptStatus, NodeStatus, Observation, Phase
 from makeway_quota.control.machines.cycle_demand import JobFacts, cycle_demand
 from makeway_quota.control.machines.machine_notices import MARGIN, moving, notices
-from makeway_quota.control.machines.move_questions import MoveQuestion, machines_to_empty, restartable
+from makeway_quota.control.machines.move_checks import MoveCheck, drain_candidates, restartable
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.world.clock_steps import ClockSteps
 from makeway_quota.control.world.corrected_times import CorrectedTimes
@@ -256,9 +256,9 @@ def test_moves_are_looked_for_ten_times_within_every_until_one_is_found() -> Non
     for row in fleet.rows:
         fleet.store.rows[row.id] = row.with_fields(state="ready", drain=None)
 
-    def question(last: float, since_asked: float) -> bool:
+    def question(last: float, since_checked: float) -> bool:
         deployment, now = fleet.deployment, fleet.now
-        return MoveQuestion.of(deployment, fleet.rows, now - last, since_asked, now) is not None
+        return MoveCheck.of(deployment, fleet.rows, now - last, since_checked, now) is not None
 
     assert [question(HOUR, 360), question(HOUR, 359), question(HOUR - 1, 9e9)] == [True, False, False]
     first = fleet.rows[0]
@@ -327,8 +327,8 @@ def told(
         policies=(TeamQuota("rnd", (QuotaLine((), 8 * GPU),)),),
         workloads=tuple(as_workload(row, placed, None) for row in rows),
     )
-    question = MoveQuestion(fleet.deployment, fleet.rows, fleet.moved_at)
-    known = restartable(known, machines_to_empty(known, [question], fleet.now), lambda: Restarts(snapshot), excludes)
+    question = MoveCheck(fleet.deployment, fleet.rows, fleet.moved_at)
+    known = restartable(known, drain_candidates(known, [question], fleet.now), lambda: Restarts(snapshot), excludes)
     demand = known.of((), moves=True)
     assert demand is not None
     which = moving([fleet.deployment], fleet.rows, {"cloud": demand})

@@ -11,7 +11,7 @@ import pytest
 from api_server import PODS, ApiServer
 from makeway_quota.backends.base import BackendRejected, BackendUnavailable, Phase
 from makeway_quota.backends.kubernetes.api.client import ApiStatusError, ApiUnreachable, Object
-from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
+from makeway_quota.backends.kubernetes.attempts.pod_waits import MAX_WAIT_SECONDS
 from makeway_quota.backends.kubernetes.backend import UNREACHABLE_PAUSE
 from makeway_quota.backends.kubernetes.pods.manifest import TOKEN
 from makeway_quota.backends.remote.backend import REPORT_GRACE
@@ -208,7 +208,7 @@ async def test_pods_without_tokens_of_a_process_that_died_are_started_again(
     waiting = {name.split("-")[1] for name in starved(stored)}
     second = await replicas()
     assert await second.unfinished() == set(), "the kubelet may be about to look again"
-    second.now += LIMITS["token"]
+    second.now += MAX_WAIT_SECONDS["token"]
     assert await second.unfinished() == waiting
     await second.start_again()
     assert starved(stored) == {}
@@ -235,7 +235,7 @@ async def test_a_gang_of_which_a_process_that_died_made_a_part_is_made_anew(
             pod["status"] = {"phase": "Running"}
     second = await replicas()
     assert await second.unfinished() == set(), "the others may not be listed yet"
-    second.now += LIMITS["incomplete" if simulated else "token"]
+    second.now += MAX_WAIT_SECONDS["incomplete" if simulated else "token"]
     assert await second.unfinished() == {"gang"}
     await second.start_again()
     assert (len([kind for kind, _ in stored if kind == "pods"]), starved(stored)) == (4, {})
@@ -332,8 +332,8 @@ async def test_what_else_a_container_lacks_and_what_has_run_is_not_started_again
     replica.channel.worker_statuses = lambda: reports  # type: ignore[method-assign]
     for _ in range(3):
         assert await replica.unfinished() == set()
-        replica.now += LIMITS["token"] - 1.0
-    replica.now += LIMITS["container"] + REPORT_GRACE
+        replica.now += MAX_WAIT_SECONDS["token"] - 1.0
+    replica.now += MAX_WAIT_SECONDS["container"] + REPORT_GRACE
     await replica.observe()
     replica.now += REPORT_GRACE
     assert await replica.phases() == {"j00": Phase.LOST, "gang": Phase.LOST}

@@ -15,7 +15,7 @@ from makeway_quota.backends.kubernetes.cluster.dra_devices import CLASSES, GROUP
 from makeway_quota.backends.kubernetes.pods import claim_templates
 from makeway_quota.backends.kubernetes.pods.manifest import PodSettings, WorkerResources, worker_pod
 from makeway_quota.backends.kubernetes.pods.template import template_setting
-from makeway_quota.policy import Document, PolicyInvalid, read
+from makeway_quota.policy import Document, PolicyInvalid, read_policy
 from makeway_quota.policy.pod_template import claim_templates_of, template_problems
 from makeway_quota.store.store import open_store
 from pod_backend import Backend, order
@@ -79,7 +79,7 @@ def fitting() -> Server:
 async def opened(server: Server, folder: Path) -> AsyncIterator[Backend]:
     store = open_store(f"sqlite:///{folder / 'makeway.sqlite'}")
     backend = Backend(server, store)
-    document = read(POLICY)
+    document = read_policy(POLICY)
     backend.follow_policy(lambda: document)
     await backend.open()
     await backend.nodes()
@@ -195,7 +195,7 @@ async def test_nothing_is_refused_as_no_node_has_the_devices_at_the_moment(backe
     await backend.start(order("j1"))
     assert len(server.made) == 1
     for _ in range(2):
-        assert await backend.policy_notices(read(POLICY)) == [("gpu1", no_driver(name)) for name in (NIC, CLASS)]
+        assert await backend.policy_notices(read_policy(POLICY)) == [("gpu1", no_driver(name)) for name in (NIC, CLASS)]
 
 
 @pytest.mark.parametrize(
@@ -210,9 +210,9 @@ async def test_parts_of_cards_and_tainted_ones_are_devices_of_a_driver(device: O
     server = server_of(backend)
     with_cards(server)
     server.lists[SLICES][-1]["spec"]["devices"] = [device]
-    assert await backend.policy_notices(read(POLICY)) == []
+    assert await backend.policy_notices(read_policy(POLICY)) == []
     server.lists[SLICES][0]["spec"]["devices"] = [device]
-    assert await backend.policy_notices(read(POLICY)) == [("gpu1", no_driver(CLASS))], "no pool counts such GPUs"
+    assert await backend.policy_notices(read_policy(POLICY)) == [("gpu1", no_driver(CLASS))], "no pool counts such GPUs"
 
 
 async def test_many_who_ask_for_what_is_refused_are_answered_by_few_requests(backend: Backend) -> None:
@@ -260,10 +260,10 @@ async def test_a_notebook_is_refused_for_each_reason_for_which_a_job_waits(
 
 async def test_a_notebook_of_several_pools_is_refused_only_where_its_claims_fit_none(backend: Backend) -> None:
     pools = f"[{{name: plain}}, {{name: gpu, resource: {RESOURCE}}}]"
-    several = read(POLICY.replace(f"[{{name: gpu, resource: {RESOURCE}}}]", pools))
+    several = read_policy(POLICY.replace(f"[{{name: gpu, resource: {RESOURCE}}}]", pools))
     backend.follow_policy(lambda: several)
     assert await backend.notebook_problem("gpu1") == ""
-    plain = read(POLICY.replace(f", resource: {RESOURCE}", ""))
+    plain = read_policy(POLICY.replace(f", resource: {RESOURCE}", ""))
     backend.follow_policy(lambda: plain)
     backend.now += claim_templates.REFUSED_SECONDS
     assert "nvidia.com/gpu, is of no DeviceClass" in await backend.notebook_problem("gpu1")
@@ -300,7 +300,7 @@ async def test_an_account_that_may_not_look_at_templates_makes_pods_all_the_same
 async def test_the_check_of_a_policy_names_what_does_not_fit_in_the_namespaces_of_jobs_and_notebooks(
     backend: Backend,
 ) -> None:
-    server, document = server_of(backend), read(POLICY)
+    server, document = server_of(backend), read_policy(POLICY)
     assert await backend.policy_notices(document) == []
     backend._claim_templates._kept.clear()
     server.connection = replace(server.connection, namespace="hub")
@@ -312,9 +312,9 @@ async def test_the_check_of_a_policy_names_what_does_not_fit_in_the_namespaces_o
     assert await backend.policy_notices(document) == [("gpu1", no_driver(CLASS))]
     server.lists[CLASSES] = []
     assert ("gpu1", f"there is no DeviceClass {CLASS}: install its driver") in await backend.policy_notices(
-        read(POLICY.replace("gpus: 1", "gpus: 2"))
+        read_policy(POLICY.replace("gpus: 1", "gpus: 2"))
     )
-    plugin = read(POLICY.replace(RESOURCE, "nvidia.com/gpu"))
+    plugin = read_policy(POLICY.replace(RESOURCE, "nvidia.com/gpu"))
     ((_, why), *_) = await backend.policy_notices(plugin)
     assert "nvidia.com/gpu, is of no DeviceClass" in why
 
@@ -325,7 +325,7 @@ async def test_the_check_of_a_policy_looks_once_for_the_driver_of_its_profiles(b
         "pod: {spec: {resourceClaims: [{name: gpus, resourceClaimTemplateName: one-gpu}]}}",
     )
     more = "".join(f"\n  - {{name: more{at}, gpus: 1, {pod}}}" for at in range(5))
-    document = read(POLICY.replace("\npolicies:", f"{more}\npolicies:"))
+    document = read_policy(POLICY.replace("\npolicies:", f"{more}\npolicies:"))
     before = server.asked.count(f"GET {SLICES}")
     assert await backend.policy_notices(document) == []
     assert server.asked.count(f"GET {SLICES}") == before + 1
@@ -337,12 +337,12 @@ async def test_an_api_server_that_does_not_answer_adds_nothing_to_the_check(erro
         raise error
 
     server_of(backend).answer = fail
-    assert await backend.policy_notices(read(POLICY)) == []
+    assert await backend.policy_notices(read_policy(POLICY)) == []
 
 
 def checked(pod: str, kinds: str = "[session, job]", gpus: int = 1) -> Document:
     entry = f"{{name: gpu1, gpus: {gpus}, kinds: {kinds}, pod: {pod}}}"
-    return read(f"{{version: 1, pools: [{{name: gpu}}], profiles: [{entry}], policies: []}}")
+    return read_policy(f"{{version: 1, pools: [{{name: gpu}}], profiles: [{entry}], policies: []}}")
 
 
 ENTRY = "{name: gpus, resourceClaimTemplateName: one-gpu}"

@@ -18,7 +18,7 @@ from makeway_quota.backends.kubernetes.cluster.dead_nodes import (
     NodeReadiness,
 )
 from makeway_quota.backends.remote.workers import WorkerStatus
-from makeway_quota.policy import read
+from makeway_quota.policy import read_policy
 from makeway_quota.settings import load
 from makeway_quota.store.store import open_store
 from pod_backend import Backend
@@ -241,7 +241,7 @@ def test_two_nodes_that_fail_together_in_a_pool_with_others_are_dead() -> None:
 
 
 async def test_a_pool_that_is_cut_off_keeps_its_jobs_on_the_cluster(nodes: Nodes) -> None:
-    document = read(
+    document = read_policy(
         "{version: 1, pools: [{name: a, nodes: {labels: {p: a}}}, {name: b, nodes: {labels: {p: b}}}],"
         " profiles: [{name: gpu1, gpus: 1}], policies: []}"
     )
@@ -262,7 +262,7 @@ async def test_a_pool_that_is_cut_off_keeps_its_jobs_on_the_cluster(nodes: Nodes
 
 
 async def test_a_pool_of_mixed_nodes_that_is_cut_off_keeps_its_jobs_on_the_cluster(nodes: Nodes) -> None:
-    document = read(
+    document = read_policy(
         "{version: 1, pools: [{name: a, nodes: {labels: {p: a}}},"
         " {name: s, resource: nvidia.com/mig-1g.10gb, nodes: {labels: {p: a}}}],"
         " profiles: [{name: gpu1, gpus: 1}], policies: []}"

@@ -333,7 +333,7 @@ async def test_rights_that_are_taken_away_leave_the_devices_as_counted_last(stat
     async with opened(server) as inventory:
         assert amounts(inventory.node_statuses()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
         server.refused = {item: ApiStatusError(status, "", "no") for item in (SLICES, CLASSES, CLAIMS)}
-        inventory.ask_again()
+        inventory.retry_now()
         await soon(lambda: inventory.devices.problem)
         await soon(lambda: inventory.devices._followed is not None)
         assert amounts(inventory.node_statuses()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
@@ -367,7 +367,7 @@ async def test_an_inventory_closes_while_the_devices_are_being_given_up() -> Non
         assert followed is not None
         await soon(lambda: followed.classes.synced)
         server.refused[CLASSES] = FORBIDDEN
-        followed.classes.ask_again()
+        followed.classes.retry_now()
         await soon(server.ending.is_set)
         closed, _ = await asyncio.wait({asyncio.create_task(inventory.close())}, timeout=5)
         assert closed
@@ -378,7 +378,7 @@ async def test_an_api_that_is_switched_off_has_no_devices_any_more_and_stops_not
     async with opened(server) as inventory:
         assert amounts(inventory.node_statuses()["n0"]) == {"whole": (4, 0), "slices": (7, 0)}
         server.refused = {item: ApiStatusError(404, "", "not found") for item in (SLICES, CLASSES, CLAIMS)}
-        inventory.ask_again()
+        inventory.retry_now()
         await soon(lambda: sum(many for many, _ in amounts(inventory.node_statuses()["n0"]).values()) == 0)
         assert inventory.synced
         assert not inventory.problem
@@ -428,17 +428,17 @@ async def test_devices_are_asked_for_at_once_when_the_api_server_answers_again(m
     monkeypatch.setattr(inventory_module, "DEVICES_SECONDS", 0.01)
     async with opened(server) as inventory:
         server.refused.clear()
-        inventory.ask_again()
+        inventory.retry_now()
         await soon(lambda: amounts(inventory.node_statuses()["n0"]) == {"whole": (4, 0), "slices": (7, 0)})
         slow = (inventory.devices._followed or pytest.fail("not followed")).all
         for item in slow:
             item._timing = Timing(first_pause=3600.0, max_pause=3600.0)
         server.refused = dict.fromkeys((SLICES, CLASSES, CLAIMS), ApiUnreachable("no answer"))
-        inventory.ask_again()
+        inventory.retry_now()
         await soon(lambda: all(item.problem for item in slow))
         server.refused = {}
         await asyncio.sleep(0)
-        inventory.ask_again()
+        inventory.retry_now()
         await soon(lambda: not any(item.problem for item in slow))
 
 

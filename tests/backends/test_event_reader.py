@@ -20,7 +20,7 @@ from makeway_quota.backends.kubernetes.attempts.event_reader import (
     STEPS,
     causes_of,
 )
-from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS, NOT_THERE
+from makeway_quota.backends.kubernetes.attempts.pod_waits import MAX_WAIT_SECONDS, NOT_THERE
 from makeway_quota.backends.remote.backend import REPORT_GRACE
 from makeway_quota.store.store import open_store
 from pod_backend import Backend
@@ -115,7 +115,7 @@ async def test_what_a_volume_names_and_is_not_there_is_named_and_gives_the_gpus_
         f"a volume of its pod names something that is not there, and an administrator has to act: {said}"
     )
     for _ in range(2):
-        backend.now += LIMITS["volume_source"]
+        backend.now += MAX_WAIT_SECONDS["volume_source"]
         result = await backend.seen("j1")
     assert (result.phase, result.never_ran) == (Phase.LOST, True)
     assert said in result.message
@@ -127,7 +127,7 @@ async def test_other_causes_are_told_and_waited_for_as_long_as_before(backend: B
     await read(backend)
     result = await backend.seen("j1")
     assert (result.waiting_reason, SLOW in result.message) == ("volumes", True)
-    backend.now += LIMITS["volumes"] - SET_UP_SECONDS - 1.0
+    backend.now += MAX_WAIT_SECONDS["volumes"] - SET_UP_SECONDS - 1.0
     assert (await backend.seen("j1")).phase is Phase.STARTING
     backend.now += 1.0
     await backend.observe()
@@ -258,7 +258,7 @@ async def test_a_pod_whose_secret_came_keeps_its_gpus_while_its_image_is_pulled(
     server.warnings["Pulling"] = [event("j1-0", 'Pulling image "large"', "2026-01-01T00:00:31Z", "Pulling")]
     await read(backend, PAUSE)
     for _ in range(2):
-        backend.now += LIMITS["volume_source"]
+        backend.now += MAX_WAIT_SECONDS["volume_source"]
         result = await backend.seen("j1")
     assert (result.phase, result.waiting_reason) == (Phase.STARTING, "volumes")
 

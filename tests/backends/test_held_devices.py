@@ -21,7 +21,7 @@ from memory_rows import Rows
 from workshop import Workshop
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
-DOCUMENT = policy.read(
+DOCUMENT = policy.read_policy(
     """
 version: 1
 pools: [{name: p, nodes: {local: {gpus: all}}}]

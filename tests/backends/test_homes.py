@@ -25,7 +25,7 @@ from makeway_quota.backends.kubernetes.pods.homes import (
 )
 from makeway_quota.backends.kubernetes.pods.manifest import WorkerResources, worker_pod
 from makeway_quota.backends.kubernetes.pods.volumes import Mount, with_mounts
-from makeway_quota.policy import read
+from makeway_quota.policy import read_policy
 from makeway_quota.policy.pod_template import folder_problem, path_problem, template_problems
 from makeway_quota.settings import load
 from makeway_quota.store.store import open_store
@@ -263,7 +263,7 @@ async def test_the_pods_of_a_job_have_the_home_of_its_owner(backend: Backend) ->
 
 
 async def test_the_pods_of_a_job_have_the_volumes_of_its_team_and_no_others(backend: Backend) -> None:
-    document = read(VOLUMES)
+    document = read_policy(VOLUMES)
     backend.follow_policy(lambda: document)
     await backend.start(order("j1"))
     await backend.start(replace(order("j2"), team="devops"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from api_server import PODS, ApiServer, pod
-from makeway_quota.application import able_with
+from makeway_quota.application import can_lead_with
 from makeway_quota.backends.base import (
     BackendError,
     BackendFull,
@@ -30,7 +30,7 @@ from makeway_quota.backends.kubernetes.api.client import (
 from makeway_quota.backends.kubernetes.api.connection import Connection
 from makeway_quota.backends.kubernetes.api.health_check import HEALTH_CHECK_TIMING, HealthCheck, HealthCheckTiming
 from makeway_quota.backends.kubernetes.attempts.pod_attempt import MAX_RECREATIONS, PodAttempt
-from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
+from makeway_quota.backends.kubernetes.attempts.pod_waits import MAX_WAIT_SECONDS
 from makeway_quota.backends.kubernetes.backend import KEEP_GONE_PODS, UNREACHABLE_PAUSE, KubernetesBackend
 from makeway_quota.backends.kubernetes.pods.manifest import TOKEN
 from makeway_quota.backends.remote.backend import REPORT_GRACE
@@ -38,7 +38,7 @@ from makeway_quota.backends.remote.workers import WorkerStatus
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.workers.channel import WorkerChannel
 from makeway_quota.control.workers.tokens import AttemptTokens
-from makeway_quota.policy import read
+from makeway_quota.policy import read_policy
 from makeway_quota.store.records import NewWorkload
 from makeway_quota.store.rows import initial_record
 from makeway_quota.store.store import open_store
@@ -314,7 +314,7 @@ async def test_a_worker_that_reports_runs_although_its_pod_is_still_shown_as_pen
     backend.hear("ADDED", pod("j1", "Pending"))
     assert (await backend.seen("j1")).waiting_reason == "init"
     backend.report("j1", WorkerStatus(started_at=10.0))
-    backend.now += 2 * max(LIMITS.values())
+    backend.now += 2 * max(MAX_WAIT_SECONDS.values())
     seen = await backend.seen("j1")
     assert (seen.phase, seen.waiting_reason) == (Phase.RUNNING, "")
 
@@ -351,7 +351,7 @@ async def test_an_order_that_takes_too_long_is_given_again_later_and_does_not_be
 
 
 async def test_a_pod_that_cannot_be_described_is_its_jobs_problem_alone(backend: Backend) -> None:
-    document = read(POLICY)
+    document = read_policy(POLICY)
     strange = {"spec": {"containers": [{"name": "worker", "env": [5]}]}}  # of a policy before this was checked
     facts = {**document.profile_facts, "gpu1": replace(document.profile_facts["gpu1"], pod=strange)}
     changed = replace(document, profile_facts=facts)
@@ -379,12 +379,12 @@ async def test_a_scheduler_that_is_away_gives_no_job_up_and_its_refusal_does(bac
     backend.hear("ADDED", waits)
     for _ in range(10):
         assert await backend.phases() == {"j1": Phase.STARTING}
-        backend.now += LIMITS["unschedulable"]
+        backend.now += MAX_WAIT_SECONDS["unschedulable"]
     refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
     backend.hear("MODIFIED", {**waits, "status": {"phase": "Pending", "conditions": [refused]}})
     for _ in range(3):
         result = await backend.seen("j1")
-        backend.now += LIMITS["unschedulable"]
+        backend.now += MAX_WAIT_SECONDS["unschedulable"]
     assert (result.phase, result.never_ran, result.node_lost) == (Phase.LOST, True, False)
     assert result.message == "its pod waited for 1 min: Kubernetes does not place its pod: 0/1 nodes"
 
@@ -399,7 +399,7 @@ async def test_a_gated_pod_gives_its_gpus_back_in_time_and_names_its_gates(backe
     assert (await backend.seen("j1")).waiting_reason == "unschedulable"
     for _ in range(2):
         result = await backend.seen("j1")
-        backend.now += LIMITS["unschedulable"]
+        backend.now += MAX_WAIT_SECONDS["unschedulable"]
     result = await backend.seen("j1")
     assert (result.phase, result.never_ran) == (Phase.LOST, True)
     assert (" and ".join(gates) or "SchedulingGated") in result.message
@@ -468,7 +468,7 @@ async def test_a_gang_of_which_one_pod_is_not_placed_never_ran_unless_a_worker_e
     backend.report("j1", replace(RUNS, **ends))
     for _ in range(3):
         seen = await backend.seen("j1")
-        backend.now += LIMITS["unschedulable"]
+        backend.now += MAX_WAIT_SECONDS["unschedulable"]
     assert (seen.phase, seen.never_ran, seen.worker) == (Phase.LOST, never_ran, 1)
 
 
@@ -480,7 +480,7 @@ async def test_a_gang_that_loses_a_pod_before_it_runs_is_started_anew(backend: B
     backend.hear("MODIFIED", pod("j1", worker=1, of=2))
     for _ in range(2):
         seen = await backend.seen("j1")
-        backend.now += LIMITS["incomplete"]
+        backend.now += MAX_WAIT_SECONDS["incomplete"]
     assert (seen.phase, seen.start_broke_off) == (Phase.STARTING, True)
 
 
@@ -660,7 +660,7 @@ async def test_a_job_whose_image_does_not_exist_fails_soon_unless_the_site_chose
     backend.hear("ADDED", fetching("ErrImagePull", missing, site_image))
     assert (await backend.seen("j1")).phase is Phase.STARTING, "it may just be pushed"
     for _ in range(3):
-        backend.now += LIMITS["no_image"] / 2
+        backend.now += MAX_WAIT_SECONDS["no_image"] / 2
         backend.hear("MODIFIED", fetching("ImagePullBackOff", 'Back-off pulling image "x"', site_image))
         told = await backend.seen("j1")
         assert missing in told.message or told.message == "", "between two tries the cause of the last one stays"
@@ -699,11 +699,11 @@ async def test_the_worker_of_a_gang_that_may_wait_the_shortest_is_the_one_that_c
 ) -> None:
     backend.hear("ADDED", of_gang(1 - blocked, "ContainerCreating"))
     assert (await backend.seen("j1")).message == "its image is being pulled"
-    backend.now += LIMITS["unschedulable"] * 2
+    backend.now += MAX_WAIT_SECONDS["unschedulable"] * 2
     backend.hear("ADDED", unplaced(blocked))
     message = "Kubernetes does not place its pod: no node has room"
     assert (await backend.seen("j1")).message == message
-    backend.now += LIMITS["unschedulable"] + REPORT_GRACE
+    backend.now += MAX_WAIT_SECONDS["unschedulable"] + REPORT_GRACE
     await backend.observe()
     backend.now += REPORT_GRACE
     seen = await backend.seen("j1")
@@ -720,7 +720,7 @@ async def test_a_worker_of_a_gang_without_its_token_is_noticed_while_another_pul
     backend.hear("ADDED", waits)
     for _ in range(2):
         seen = await backend.seen("j1")
-        backend.now += LIMITS["token"]
+        backend.now += MAX_WAIT_SECONDS["token"]
     assert (seen.phase, seen.start_broke_off) == (Phase.STARTING, True)
 
 
@@ -733,7 +733,7 @@ async def test_the_clock_of_a_gang_goes_on_between_two_tries_to_pull_an_image(ba
         backend.now += 5.0
         backend.hear("MODIFIED", of_gang(0, "ImagePullBackOff", 'Back-off pulling image "x"'))
         seen = await backend.seen("j1")
-        backend.now += LIMITS["no_image"] / 3
+        backend.now += MAX_WAIT_SECONDS["no_image"] / 3
     assert (seen.phase, seen.exit_code, seen.message) == (Phase.EXITED, 127, f"its image cannot be pulled: {missing}")
 
 
@@ -745,7 +745,7 @@ async def test_a_worker_that_reports_does_not_wait_though_its_pod_is_shown_as_pe
     backend.channel.changed = lambda: set(result)  # type: ignore[method-assign]
     for _ in range(2):
         assert (await backend.seen("j1")).message == "its image is being pulled"
-        backend.now += LIMITS["volumes"]
+        backend.now += MAX_WAIT_SECONDS["volumes"]
 
 
 async def test_the_others_of_a_gang_save_as_long_as_they_may_after_one_pod_was_drained(backend: Backend) -> None:
@@ -802,7 +802,7 @@ async def test_a_gang_whose_pod_is_deleted_without_a_report_is_lost(backend: Bac
     await backend.observe()
     backend.hear("DELETED", pod("j1", of=2))
     for _ in range(4):
-        backend.now += LIMITS["incomplete"]
+        backend.now += MAX_WAIT_SECONDS["incomplete"]
         seen = await backend.seen("j1")
     assert (seen.phase, seen.node_lost) == (Phase.LOST, False)
 
@@ -812,7 +812,7 @@ async def test_a_silent_api_server_is_noticed_and_taken_up_again_at_once(tmp_pat
     server = ApiServer()
     backend = Backend(server, store, HealthCheckTiming(interval=0.01))
     await backend.open()
-    assert able_with(backend)()
+    assert can_lead_with(backend)()
 
     def away(method: str, path: str) -> None:
         raise ApiUnreachable("the Kubernetes API server does not answer")
@@ -820,14 +820,14 @@ async def test_a_silent_api_server_is_noticed_and_taken_up_again_at_once(tmp_pat
     try:
         server.answer = away
         async with asyncio.timeout(60):
-            while able_with(backend)():  # noqa: ASYNC110 - a matter of time
+            while can_lead_with(backend)():  # noqa: ASYNC110 - a matter of time
                 await asyncio.sleep(0.01)
         watches = backend.pods.counts.watches
         with pytest.raises(BackendUnavailable):
             await backend.start(order("j1"))
         server.answer = lambda method, path: None
         async with asyncio.timeout(60):
-            while backend.pods.counts.watches == watches or backend.problem or not able_with(backend)():  # noqa: ASYNC110
+            while backend.pods.counts.watches == watches or backend.problem or not can_lead_with(backend)():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await backend.start(order("j1"))
     finally:
@@ -850,7 +850,7 @@ async def test_an_order_does_not_hang_longer_than_the_silence_is_unnoticed(tmp_p
     client = ApiClient(Connection(f"http://127.0.0.1:{port}", ssl.create_default_context(), namespace="jobs"))
     backend = KubernetesBackend(client, SETTINGS, health_check_timing=HealthCheckTiming(interval=0.01, timeout=0.1))
     backend.connect(WorkerChannel(store, AttemptTokens(b"secret" * 8)))
-    backend.follow_policy(lambda: read(POLICY))
+    backend.follow_policy(lambda: read_policy(POLICY))
     starting = asyncio.create_task(backend.start(order("j1")))
     try:
         async with asyncio.timeout(60):
@@ -934,7 +934,7 @@ async def test_a_folder_of_checkpoints_that_the_kubelet_cannot_make_is_the_fault
     result = await backend.seen("j1")
     assert (result.phase, result.waiting_reason) == (Phase.STARTING, "checkpoint_storage")
     for _ in range(2):
-        backend.now += LIMITS["checkpoint_storage"]
+        backend.now += MAX_WAIT_SECONDS["checkpoint_storage"]
         result = await backend.seen("j1")
     assert (result.phase, result.never_ran, result.storage_failed) == (Phase.LOST, True, True)
     assert "an administrator has to act" in result.message

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from makeway_quota.backends.base import BackendError, StartOrder
 from makeway_quota.backends.kubernetes.cluster.pod_requests import pod_requests
-from makeway_quota.backends.kubernetes.pods.disk import Disk, setting
+from makeway_quota.backends.kubernetes.pods.disk import Disk, parse_disk
 from makeway_quota.backends.kubernetes.pods.manifest import PodSettings, WorkerResources, worker_pod
-from makeway_quota.policy import read
-from makeway_quota.policy.write import write
+from makeway_quota.policy import read_policy
+from makeway_quota.policy.write import write_policy
 from makeway_quota.settings import load
 from makeway_quota.values import Place
 
@@ -96,23 +96,23 @@ def test_without_settings_nothing_is_bounded() -> None:
     [("1Gi", "50Gi", Disk(1024, 51200)), ("", "", Disk()), ("500M", "", Disk(477)), (" ", "1Gi", Disk(0, 1024))],
 )
 def test_the_settings_are_quantities(request_: str, limit: str, found: Disk) -> None:
-    assert setting(request_, limit) == found
+    assert parse_disk(request_, limit) == found
 
 
 @pytest.mark.parametrize(("request_", "limit"), [("2Gi", "1Gi"), ("much", ""), ("1Gi", "-")])
 def test_other_settings_are_refused(request_: str, limit: str) -> None:
     with pytest.raises(ValueError, match=r"quantity of Kubernetes|more of a disk than they may use"):
-        setting(request_, limit)
+        parse_disk(request_, limit)
 
 
 def test_the_default_is_safe() -> None:
     result = load(environ={}).kubernetes
-    assert setting(result.disk_request, result.disk_limit) == Disk(1024, 50 * 1024)
+    assert parse_disk(result.disk_request, result.disk_limit) == Disk(1024, 50 * 1024)
 
 
 def test_a_profile_keeps_its_disk_in_the_document() -> None:
     parts = ("version: 1", "pools: [{name: p}]", "policies: [{name: rnd, users: [ana]}]")
     text = "\n".join((*parts, "profiles: [{name: gpu1, gpus: 1, disk: 100Gi}]"))
-    document = read(text)
+    document = read_policy(text)
     assert document.profile_facts["gpu1"].disk == 100 * 1024
-    assert read(write(document)) == document
+    assert read_policy(write_policy(document)) == document

@@ -20,7 +20,7 @@ from makeway_quota.backends.kubernetes.cluster.nodes import (
     untolerated,
 )
 from makeway_quota.backends.kubernetes.cluster.pod_requests import pod_requests, project_share
-from makeway_quota.policy import read
+from makeway_quota.policy import read_policy
 from makeway_quota.wording.unassigned import unassigned_sentences
 
 GPU = "nvidia.com/gpu"
@@ -157,7 +157,7 @@ def test_nodes_whose_gpus_are_cut_up_or_shared_keep_the_taint_of_whole_ones(
         {"key": resource, "value": "present", "effect": "NoSchedule"},
     ]
     pool = f"{{name: a, resource: {resource}, nodes: {{labels: {{gpu: h100}}}}}}"
-    (selector,) = selectors(read(f"version: 1\npools: [{pool}]\nprofiles: []\npolicies: []\n"))
+    (selector,) = selectors(read_policy(f"version: 1\npools: [{pool}]\nprofiles: []\npolicies: []\n"))
     assert [str(taint) for taint in untolerated(project_node(node(taints=taints)), selector)] == kept_away
 
 
@@ -264,13 +264,13 @@ policies: []
 
 
 def test_selectors_come_from_the_policy_document() -> None:
-    result = selectors(read(POLICY, "policy.yaml"), [toleration("batch")])
+    result = selectors(read_policy(POLICY, "policy.yaml"), [toleration("batch")])
     assert [(one.pool, one.resource, one.labels) for one in result] == [
         ("h100", GPU, {"gpu": "h100"}),
         ("slices", MIG, {"gpu": "mig"}),
     ]
     assert [one.key for one in result[1].tolerations] == [MIG, GPU, "batch"]
-    (only,) = selectors(read("version: 1\npools: [{name: all}]\nprofiles: []\npolicies: []\n", "policy.yaml"))
+    (only,) = selectors(read_policy("version: 1\npools: [{name: all}]\nprofiles: []\npolicies: []\n", "policy.yaml"))
     assert only.selects(project_node(node())), "a document's only pool has all nodes"
 
 

@@ -15,7 +15,7 @@ import pytest
 from makeway_quota.backends.base import BackendError, StartOrder
 from makeway_quota.backends.kubernetes.attempts.pod_ends import end_of_deleted_pods, hosts_of
 from makeway_quota.backends.kubernetes.attempts.pod_states import JobPod, project_job_pod
-from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
+from makeway_quota.backends.kubernetes.attempts.pod_waits import MAX_WAIT_SECONDS
 from makeway_quota.backends.kubernetes.cluster.nodes import toleration
 from makeway_quota.backends.kubernetes.cluster.pod_requests import pod_requests
 from makeway_quota.backends.kubernetes.pods.checkpoint_folders import removing_pod
@@ -31,8 +31,8 @@ from makeway_quota.backends.kubernetes.pods.manifest import (
 )
 from makeway_quota.backends.kubernetes.pods.template import merged, resources_setting, template_setting
 from makeway_quota.backends.remote.worker_hosts import WorkerHosts
-from makeway_quota.policy import PolicyInvalid, read
-from makeway_quota.policy.write import write
+from makeway_quota.policy import PolicyInvalid, read_policy
+from makeway_quota.policy.write import write_policy
 from makeway_quota.values import Place
 
 GPU = "nvidia.com/gpu"
@@ -55,7 +55,7 @@ def test_a_pod_has_a_deadline_after_its_limit_and_its_grace_whatever_it_waits_fo
     deadline = worker_pod(SETTINGS, order(time_limit=limit), 0, PATH, "tokens", given)["spec"]["activeDeadlineSeconds"]
     assert isinstance(deadline, int)
     assert deadline <= 2**31 - 1, "Kubernetes takes no more"
-    assert deadline == 2**31 - 1 or deadline >= limit + 30.5 + LIMITS["image_pull"] + 20
+    assert deadline == 2**31 - 1 or deadline >= limit + 30.5 + MAX_WAIT_SECONDS["image_pull"] + 20
     assert "activeDeadlineSeconds" not in worker_pod(SETTINGS, order(), 0, PATH, "tokens", given)["spec"]
 
 
@@ -371,9 +371,9 @@ def policy(pod: Any) -> str:
 
 @pytest.mark.covers("F84")
 def test_the_policy_document_keeps_templates() -> None:
-    document = read(policy(TEMPLATE))
+    document = read_policy(policy(TEMPLATE))
     assert document.profile_facts["gpu1"].pod == TEMPLATE
-    assert read(write(document)).profile_facts["gpu1"].pod == TEMPLATE
+    assert read_policy(write_policy(document)).profile_facts["gpu1"].pod == TEMPLATE
 
 
 @pytest.mark.covers("F84")
@@ -391,7 +391,7 @@ profiles:
       containers: [{name: worker, env: [{name: N, value: 010}], ports: [{containerPort: 80}]}]
 policies: []
 """
-    document = read(text)
+    document = read_policy(text)
     assert document.profile_facts["gpu1"].pod == {
         "metadata": {"labels": {"cost": "12", "night": "true"}},
         "spec": {
@@ -401,7 +401,7 @@ policies: []
             ],
         },
     }
-    assert read(write(document)).profile_facts["gpu1"].pod == document.profile_facts["gpu1"].pod
+    assert read_policy(write_policy(document)).profile_facts["gpu1"].pod == document.profile_facts["gpu1"].pod
 
 
 def worker(**fields: Any) -> dict[str, Any]:
@@ -466,7 +466,7 @@ def worker(**fields: Any) -> dict[str, Any]:
 )
 def test_a_forbidden_field_of_a_template_is_named(pod: Any, named: str) -> None:
     with pytest.raises(PolicyInvalid) as refused:
-        read(policy(pod))
+        read_policy(policy(pod))
     (issue,) = refused.value.issues
     assert issue.where == "profiles[0].pod"
     assert named in issue.message

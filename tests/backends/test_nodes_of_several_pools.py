@@ -20,7 +20,7 @@ from makeway_quota.values import MAX_DEVICES, Place, ordinal
 
 LABELS = {"app.kubernetes.io/managed-by": "makeway", "makeway/instance": "here", "makeway/attempt": "1"}
 MIG = "nvidia.com/mig-1g.10gb"
-DOCUMENT = policy.read("""
+DOCUMENT = policy.read_policy("""
 version: 1
 pools:
 - {name: whole, nodes: {labels: {gpu: h100}}}
@@ -127,7 +127,7 @@ async def test_the_taint_of_one_resource_does_not_close_the_others() -> None:
     tainted["spec"]["taints"] = [{"key": "amd.com/gpu", "value": "present", "effect": "NoSchedule"}]
     cluster.server.lists["/api/v1/nodes"] = [tainted]
     amd = "- {name: amd, resource: amd.com/gpu, nodes: {labels: {gpu: h100}}}\n"
-    document = policy.read(f"version: 1\npools:\n- {{name: whole, nodes: {{labels: {{gpu: h100}}}}}}\n{amd}"
+    document = policy.read_policy(f"version: 1\npools:\n- {{name: whole, nodes: {{labels: {{gpu: h100}}}}}}\n{amd}"
                            "profiles: []\npolicies: []\n")  # fmt: skip
     cluster.inventory.select(selectors(document))
     seen = await cluster.seen()

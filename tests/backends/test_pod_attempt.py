@@ -15,13 +15,13 @@ from makeway_quota.backends.kubernetes.attempts.pod_attempt import (
     step,
 )
 from makeway_quota.backends.kubernetes.attempts.pod_states import NO_CONFIG, JobPod
-from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
+from makeway_quota.backends.kubernetes.attempts.pod_waits import MAX_WAIT_SECONDS
 from makeway_quota.backends.remote.workers import WorkerStatus
 
 KEY = ("j1", 1)
 NODES = {"n0": True, "n1": True, "down": False}
 CLUSTER = ClusterConditions(NODES)
-BEGIN, LATER = 1000.0, 1000.0 + max(LIMITS.values())
+BEGIN, LATER = 1000.0, 1000.0 + max(MAX_WAIT_SECONDS.values())
 P = AttemptPhase
 
 
@@ -136,7 +136,7 @@ RECORDS = st.builds(
     phase=st.sampled_from(P),
     workers=st.just(2),
     recreations=st.integers(0, MAX_RECREATIONS),
-    waits_for=st.sampled_from(["", *LIMITS]),
+    waits_for=st.sampled_from(["", *MAX_WAIT_SECONDS]),
     waits_since=st.floats(0, LATER),
     last=pods_of_a_gang().map(lambda pods: {one.name: one for one in pods}),
 )

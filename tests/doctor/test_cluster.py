@@ -20,7 +20,7 @@ from makeway_quota.doctor import command, rights
 from makeway_quota.doctor.cluster import ClusterAccess
 from makeway_quota.doctor.command import address_checks, examine
 from makeway_quota.doctor.findings import Finding
-from makeway_quota.policy import read
+from makeway_quota.policy import read_policy
 from makeway_quota.settings import load
 from makeway_quota.store.store import open_store
 
@@ -142,7 +142,7 @@ def settings(**changes: Any) -> Any:
 
 
 async def findings(server: Server, policy: str | None = POLICY, **changes: Any) -> list[Finding]:
-    document = None if policy is None else read(policy)
+    document = None if policy is None else read_policy(policy)
     return await examine(ClusterAccess(Client(server), settings(**changes), document, time.time), [], 10.0)
 
 
@@ -161,7 +161,7 @@ async def test_provisioning_requests_need_rights_only_where_a_deployment_asks_by
     before = await findings(server)
     denying(("provisioningrequests", "create"), ("podtemplates", "delete"))(server)
     assert await findings(server) == before, "no deployment asks by them"
-    cluster = ClusterAccess(Client(server), settings(), read(POLICY), time.time, asks_for_nodes=True)
+    cluster = ClusterAccess(Client(server), settings(), read_policy(POLICY), time.time, asks_for_nodes=True)
     first, second = [one for one in await examine(cluster, [], 10.0) if one.check == "rights"]
     assert "may not create provisioningrequests.autoscaling.x-k8s.io: deployments with `provisioning: req" in first.what
     assert "may not delete podtemplates" in second.what
@@ -191,7 +191,7 @@ async def test_the_deployments_that_are_stored_decide_whether_rights_to_requests
 async def test_the_account_of_the_hub_need_not_see_nodes() -> None:
     server = Server()
     server.objects |= {NODES: 403, "/api/v1/namespaces/makeway/resourcequotas": {"items": []}}
-    cluster = ClusterAccess(Client(server), settings(), read(POLICY), time.time, as_hub=True)
+    cluster = ClusterAccess(Client(server), settings(), read_policy(POLICY), time.time, as_hub=True)
     assert await examine(cluster, [], 10.0) == []
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from engine.engines import ENGINES
-from makeway_quota.policy import read, write
+from makeway_quota.policy import read_policy, write_policy
 from makeway_quota.snapshot_file import read_snapshot, write_snapshot
 from worlds import World
 
@@ -44,8 +44,8 @@ def test_a_share_goes_to_a_device_that_is_shared_and_else_to_the_fullest_machine
 @pytest.mark.covers("F72")
 def test_pools_that_grow_fill_their_machines_unless_the_document_says_otherwise() -> None:
     def strategy(text: str) -> str:
-        document = read(text)
-        assert read(write(document)).pools == document.pools, "it is written so that it is read alike"
+        document = read_policy(text)
+        assert read_policy(write_policy(document)).pools == document.pools, "it is written so that it is read alike"
         return document.pools[0].strategy
 
     assert strategy(POOL.replace("KIND", "static")) == "pack"

@@ -15,7 +15,7 @@ from makeway_api.settings import camel, declared
 from makeway_quota import __version__
 from makeway_quota.autoscale.backoff import FailureClass
 from makeway_quota.metrics import REGISTRY
-from makeway_quota.policy import read
+from makeway_quota.policy import read_policy
 from makeway_quota.settings import ServiceSettings
 
 SERIES = re.compile(r"(makeway_\w+)(?:\{(\w+)=)?")
@@ -75,7 +75,7 @@ def test_the_chart_has_the_version_of_the_package() -> None:
 
 
 def test_the_first_policy_is_valid() -> None:
-    document = read((CHART / "files/policy.yaml").read_text(encoding="utf-8"), "policy.yaml")
+    document = read_policy((CHART / "files/policy.yaml").read_text(encoding="utf-8"), "policy.yaml")
     assert [pool.name for pool in document.pools] == ["gpu"]
 
 

@@ -193,12 +193,12 @@ def test_every_magic_in_the_docs_takes_these_options(root: Path) -> None:
 @pytest.mark.parametrize("page", ["docs/reference/policy-file.md"])
 def test_the_policy_in_the_reference_is_valid(root: Path, page: str) -> None:
     (text,) = [text for text in blocks(root / page, "yaml") if text.startswith("version: 1")]
-    assert policy.read(text, page).policies
+    assert policy.read_policy(text, page).policies
 
 
 @pytest.mark.covers("F08")
 def test_the_sample_policy_is_valid(root: Path) -> None:
-    document = policy.read((root / "hub_config/policy.yaml").read_text(encoding="utf-8"), "policy.yaml")
+    document = policy.read_policy((root / "hub_config/policy.yaml").read_text(encoding="utf-8"), "policy.yaml")
     assert {one.name: one.quotas[0].reserved for one in document.policies} == {"rnd": 5000, "devops": 5000}
 
 

@@ -69,7 +69,7 @@ def test_a_new_database_is_left_to_the_service(state: StateDirectory) -> None:
 
 def test_the_newest_version_is_the_last_migration(state: StateDirectory) -> None:
     folder = Path(migrate.__file__).parent / "migrations" / "versions"
-    assert databases._newest() == sorted(folder.glob("[0-9]*.py"))[-1].name.split("_")[0]
+    assert databases._latest_revision() == sorted(folder.glob("[0-9]*.py"))[-1].name.split("_")[0]
 
 
 def test_an_old_database_is_upgraded_after_a_copy(state: StateDirectory) -> None:
@@ -94,7 +94,7 @@ def test_the_database_of_an_earlier_release_comes_up_to_date_and_then_stays(stat
     earlier(database)
     assert databases.revision_of(database) == "0012"
     databases.upgrade_service(state, messages.append, env)
-    assert databases.revision_of(database) == databases._newest()
+    assert databases.revision_of(database) == databases._latest_revision()
     assert len(messages) == 1
     databases.upgrade_service(state, pytest.fail, env)
 

@@ -118,12 +118,12 @@ def test_a_port_is_chosen_that_no_outgoing_connection_takes(monkeypatch: pytest.
 
 def test_two_portals_do_not_share_a_state_directory(tmp_path: Path) -> None:
     StateDirectory(tmp_path).create()
-    first = checks.OneAtATime(settings(tmp_path, PORT="8123"))
+    first = checks.StateDirectoryLock(settings(tmp_path, PORT="8123"))
     first.take()
     with pytest.raises(checks.CannotStart, match=rf"process {os.getpid()}, http://127.0.0.1:8123"):
-        checks.OneAtATime(settings(tmp_path)).take()
+        checks.StateDirectoryLock(settings(tmp_path)).take()
     first.release()
-    again = checks.OneAtATime(settings(tmp_path))
+    again = checks.StateDirectoryLock(settings(tmp_path))
     again.take()
     again.release()
 

@@ -89,7 +89,7 @@ def test_a_notebook_gets_its_gpus_and_nothing_of_the_hubs_secrets(portal: Portal
     env = dict(
         line.split("=", 1) for line in Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0") if "=" in line
     )
-    devices = [str(d) for grant in session.placement for d in grant.devices]
+    devices = [str(d) for worker in session.placement for d in worker.devices]
     assert env["CUDA_VISIBLE_DEVICES"].split(",") == devices
     assert len(devices) == 2
     assert env["MAKEWAY_TEAM"] == "devops"

@@ -16,7 +16,7 @@ from makeway_quota.backends.choice import make_backend
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
 from makeway_quota.control.workers.channel import WorkerChannel
 from makeway_quota.control.workers.tokens import AttemptTokens
-from makeway_quota.policy import read
+from makeway_quota.policy import read_policy
 from makeway_quota.settings import load
 from makeway_quota.store.store import open_store
 from makeway_quota.values import Place
@@ -203,7 +203,7 @@ async def backend_of(release: Installation, cluster: Cluster, folder: Path) -> A
     assert isinstance(backend, KubernetesBackend)
     store = open_store(f"sqlite:///{folder / 'makeway.sqlite'}")
     backend.connect(WorkerChannel(store, AttemptTokens(b"secret" * 8)))
-    document = read(POLICY)
+    document = read_policy(POLICY)
     backend.follow_policy(lambda: document)
     try:
         yield backend

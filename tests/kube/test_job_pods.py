@@ -20,7 +20,7 @@ from job_service import JOBS, NAMESPACE, PODS, RUN_AS, Serving, make_namespace, 
 from makeway_api.models import Job, JobRequest
 from makeway_quota.backends.base import StartOrder
 from makeway_quota.backends.kubernetes.api.client import ApiClient, ApiStatusError, ApiUnreachable, Object
-from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
+from makeway_quota.backends.kubernetes.attempts.pod_waits import MAX_WAIT_SECONDS
 from makeway_quota.backends.kubernetes.pods.manifest import PodSettings, WorkerResources, worker_pod
 from makeway_quota.main import main
 from makeway_quota.values import Place
@@ -301,7 +301,7 @@ async def test_a_pod_outlives_the_service_and_is_adopted(serving: Serving) -> No
 async def test_a_job_whose_service_ends_before_its_token_is_there_starts_again(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(LIMITS, "token", 15.0)  # type: ignore[misc]
+    monkeypatch.setitem(MAX_WAIT_SECONDS, "token", 15.0)  # type: ignore[misc]
     create = ApiClient.create
 
     async def loses(self: ApiClient, path: str, body: Object) -> Object:
@@ -430,7 +430,7 @@ http.server.HTTPServer(("127.0.0.1", 5999), Empty).serve_forever()
 async def test_an_image_that_does_not_exist_fails_its_job_and_a_registry_that_is_down_does_not(
     serving: Serving, real_node: Node, control_plane: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(LIMITS, "no_image", 5.0)  # type: ignore[misc]
+    monkeypatch.setitem(MAX_WAIT_SECONDS, "no_image", 5.0)  # type: ignore[misc]
     async with serving.running():
         job = await serving.submit("ana", "nothing", "true", profile="other")
 
@@ -502,9 +502,9 @@ async def delayed_because(serving: Serving, job: Job, *words: str) -> Job:
 async def test_a_job_whose_pod_lacks_something_waits_with_the_reason_until_it_is_there(
     serving: Serving, jobs_policy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lacks: str
 ) -> None:
-    monkeypatch.setitem(LIMITS, "unschedulable", 2.0)  # type: ignore[misc]
-    monkeypatch.setitem(LIMITS, "container", 2.0)  # type: ignore[misc]
-    monkeypatch.setitem(LIMITS, "volume_source", 2.0)  # type: ignore[misc]
+    monkeypatch.setitem(MAX_WAIT_SECONDS, "unschedulable", 2.0)  # type: ignore[misc]
+    monkeypatch.setitem(MAX_WAIT_SECONDS, "container", 2.0)  # type: ignore[misc]
+    monkeypatch.setitem(MAX_WAIT_SECONDS, "volume_source", 2.0)  # type: ignore[misc]
     monkeypatch.setattr("makeway_quota.backends.kubernetes.attempts.event_reader.SET_UP_SECONDS", 2.0)
     monkeypatch.setattr("makeway_quota.backends.kubernetes.attempts.event_reader.PAUSE", 1.0)
     monkeypatch.setattr("makeway_quota.backends.remote.backend.REPORT_GRACE", 1.0)
@@ -560,7 +560,7 @@ async def test_a_job_whose_image_has_no_python_fails_and_says_so(
 async def test_a_launcher_image_that_is_not_there_lets_jobs_wait_for_an_administrator(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(LIMITS, "site_image", 2.0)  # type: ignore[misc]
+    monkeypatch.setitem(MAX_WAIT_SECONDS, "site_image", 2.0)  # type: ignore[misc]
     monkeypatch.setattr("makeway_quota.backends.remote.backend.REPORT_GRACE", 1.0)
     monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST_DELAY", 2.0)
     monkeypatch.setattr("makeway_quota.control.start_backoff.MAX_DELAY", 4.0)

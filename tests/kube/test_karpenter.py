@@ -214,7 +214,7 @@ async def test_a_notebook_waits_for_its_node_in_the_queue_where_no_time_out_coun
             told.append((session.phase, session.reason.message if session.reason else ""))
             await asyncio.sleep(0.5)
         (node,) = nodes(cluster)
-        assert [grant.node for grant in session.placement] == [node["metadata"]["name"]]
+        assert [worker.node for worker in session.placement] == [node["metadata"]["name"]]
         assert any(phase == "node" and one.startswith("Waiting for a machine: booting.") for phase, one in told), told
         await spawner.release(session.id)
         await soon(lambda: not claims(cluster) and not store.machines.live(), "all of it is gone")

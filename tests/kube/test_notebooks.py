@@ -74,9 +74,9 @@ def test_the_pod_is_what_the_lease_says(portal: Notebooks) -> None:
     pod = portal.running("ana", **GPU1)
     (session,) = portal.live_sessions()
     assert session.phase == "running"
-    (grant,) = session.placement
+    (worker,) = session.placement
     spec, labels = pod["spec"], pod["metadata"]["labels"]
-    assert spec["nodeName"] == grant.node
+    assert spec["nodeName"] == worker.node
     assert spec["priorityClassName"] == PRIORITY
     assert spec["terminationGracePeriodSeconds"] == 30
     assert labels["app.kubernetes.io/managed-by"] == "makeway"

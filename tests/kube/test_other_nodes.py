@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from job_service import NAMESPACE, Serving, make_namespace
 from job_service import PODS as JOB_PODS
-from makeway_quota.backends.kubernetes.attempts.pod_waits import LIMITS
+from makeway_quota.backends.kubernetes.attempts.pod_waits import MAX_WAIT_SECONDS
 from pods import PODS, phase, simulated_pod, wait_until
 
 from kube_cluster.cluster import Cluster
@@ -57,7 +57,7 @@ def two_nodes(kwok_cluster: Cluster) -> Iterator[Cluster]:
 async def test_a_job_that_kubernetes_does_not_place_follows_to_another_node(
     two_nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(LIMITS, "unschedulable", 2.0)  # type: ignore[misc]
+    monkeypatch.setitem(MAX_WAIT_SECONDS, "unschedulable", 2.0)  # type: ignore[misc]
     monkeypatch.setattr("makeway_quota.backends.remote.backend.REPORT_GRACE", 1.0)
     monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST_DELAY", 1.0)
     serving = Serving(two_nodes, tmp_path / "state", json.dumps(POLICY))

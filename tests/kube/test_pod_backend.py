@@ -29,7 +29,7 @@ from makeway_quota.backends.kubernetes.pods.manifest import PodSettings, token_s
 from makeway_quota.backends.remote.worker_hosts import WorkerHosts
 from makeway_quota.control.workers.channel import WorkerChannel
 from makeway_quota.control.workers.tokens import AttemptTokens
-from makeway_quota.policy import read
+from makeway_quota.policy import read_policy
 from makeway_quota.store.store import open_store
 from makeway_quota.values import Place
 from pods import simulated_pod
@@ -84,7 +84,7 @@ async def replica(cluster: Cluster, folder: Path, settings: PodSettings = SETTIN
     async with client(cluster, seconds=10.0) as api:
         made = KubernetesBackend(api, settings, [toleration(SIMULATED)], timing=QUICK, limits=LIMITS)
         made.connect(WorkerChannel(store, AttemptTokens(b"secret" * 8)))
-        document = read(POLICY)
+        document = read_policy(POLICY)
         made.follow_policy(lambda: document)
         await made.open()
         await made.nodes()

@@ -16,7 +16,7 @@ from leftovers import left
 from makeway_api.client import Client
 from makeway_api.models import JobRequest, State
 from makeway_hub.sample import SAMPLE_USERS
-from makeway_quota.policy import read
+from makeway_quota.policy import read_policy
 from pods import wait_until
 from portals import STARTED, log_in
 
@@ -126,7 +126,7 @@ def test_a_job_of_the_pool_of_machines_gets_a_simulated_node_which_goes_when_it_
 
 @pytest.mark.parametrize(("gpus", "reserved"), [(1, [1, 0]), (4, [2, 2]), (10, [5, 5])])
 def test_the_policy_of_the_demo_is_that_of_make_run_for_these_gpus(gpus: int, reserved: list[int]) -> None:
-    document = read(demo_values(gpus)["policy"], "policy", {"gpu": gpus})
+    document = read_policy(demo_values(gpus)["policy"], "policy", {"gpu": gpus})
     assert [policy.quotas[0].reserved // 1000 for policy in document.policies] == reserved
 
 

@@ -43,7 +43,7 @@ def issues() -> Callable[..., list[Issue]]:
 
     def find(text: str, **given: object) -> list[Issue]:
         with pytest.raises(PolicyInvalid) as caught:
-            policy.read(text, **given)  # type: ignore[arg-type]
+            policy.read_policy(text, **given)  # type: ignore[arg-type]
         assert caught.value.issues
         return caught.value.issues
 
@@ -67,4 +67,4 @@ def good() -> Callable[..., str]:
 @pytest.fixture
 def document() -> Document:
     """Return the valid document, read."""
-    return policy.read(GOOD)
+    return policy.read_policy(GOOD)

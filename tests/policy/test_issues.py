@@ -228,7 +228,7 @@ policies:
     (issue,) = issues(text)
     assert (issue.where, issue.line) == ("policies[1].quotas[0].reserved", 6)
     assert "9 GPUs are reserved in pools a, b (one 6 GPUs, two 3 GPUs), but there are 8 GPUs" in issue.message
-    assert policy.read(text, sizes={"a": 4, "b": 5})
+    assert policy.read_policy(text, sizes={"a": 4, "b": 5})
     assert issues(text, sizes={"a": 2, "b": 9})[0].where == "policies[0].quotas[0].reserved"
 
 
@@ -242,7 +242,7 @@ policies:
   - {name: two, users: [y], parent: department, quotas: [{reserved: 3}]}
   - {name: other, users: [z], quotas: [{reserved: 2}]}
 """
-    assert policy.read(text)
+    assert policy.read_policy(text)
     assert "9 GPUs" in issues(text.replace("reserved: 2", "reserved: 3"))[0].message
 
 
@@ -277,7 +277,7 @@ def test_what_is_no_policy_at_all_is_reported_in_one_line(issues, text: str, lin
 
 def test_missing_lists_are_named(issues) -> None:
     assert [issue.where for issue in issues("version: 1")] == ["policies", "pools", "profiles"]
-    assert policy.read("pools: []\nprofiles: []\npolicies: []").pools == ()
+    assert policy.read_policy("pools: []\nprofiles: []\npolicies: []").pools == ()
 
 
 def test_a_bomb_does_not_go_off(issues) -> None:
@@ -300,7 +300,7 @@ def test_a_bomb_does_not_go_off(issues) -> None:
 )
 def test_names_are_texts_whatever_yaml_thinks(name: str) -> None:
     for written in (name, f"'{name}'"):
-        document = policy.read(
+        document = policy.read_policy(
             f"pools: [{{name: {written}}}]\n"
             f"profiles: [{{name: {written}, gpus: 1, pools: [{written}], policies: [{written}], title: {written}}}]\n"
             f"policies: [{{name: {written}, groups: [{written}], title: {written}}}]\n"
@@ -310,13 +310,13 @@ def test_names_are_texts_whatever_yaml_thinks(name: str) -> None:
         if document.policies:
             assert document.policies[0].name == document.policies[0].title == document.profiles[0].name == name
             assert document.teams_of("x", [name]) == (name,)
-            assert policy.read(policy.write(document)) == document
+            assert policy.read_policy(policy.write_policy(document)) == document
 
 
 def test_quantities_can_carry_units(good) -> None:
     given = ("grace: 2m", "time_limit: 1.5h", "memory: 2Gi", "cpu: 0.5", "min_runtime: 90", "env: {N: 4, T: true}")
     extra = "\n    ".join(["[rnd]", *given])
-    document = policy.read(good(("[rnd, devops]", extra), ("gpus: 1", "gpus: 0.25")))
+    document = policy.read_policy(good(("[rnd, devops]", extra), ("gpus: 1", "gpus: 0.25")))
     (profile,) = document.profiles
     assert (profile.gpus, profile.grace, profile.time_limit, profile.memory, profile.cpu, profile.min_runtime) == (
         250,
@@ -331,7 +331,7 @@ def test_quantities_can_carry_units(good) -> None:
 
 def test_the_error_is_one_text_for_the_terminal(good) -> None:
     with pytest.raises(PolicyInvalid, match=r"^policy.yaml:6: profiles\[0\].gpus: -1 is too small"):
-        policy.read(good(("gpus: 1", "gpus: -1")))
+        policy.read_policy(good(("gpus: 1", "gpus: -1")))
 
 
 DEPARTMENT = """\
@@ -362,7 +362,7 @@ def test_no_more_is_reserved_than_a_limit_above_lets_run(issues, dep, a, b, abov
     assert (issue.line, issue.where.startswith(place)) == (line, True)
     assert "the limit of" in issue.message
     assert "3 GPUs" in issue.message
-    assert policy.read(text, stored=True).policy("a") is not None
+    assert policy.read_policy(text, stored=True).policy("a") is not None
 
 
 @pytest.mark.parametrize(
@@ -378,7 +378,7 @@ def test_no_more_is_reserved_than_a_limit_above_lets_run(issues, dep, a, b, abov
     ],
 )
 def test_reservations_that_a_limit_above_lets_run_are_valid(dep, a, b, above) -> None:
-    assert policy.read(DEPARTMENT.format(dep=dep, a=a, b=b, above=above)).policy("a") is not None
+    assert policy.read_policy(DEPARTMENT.format(dep=dep, a=a, b=b, above=above)).policy("a") is not None
 
 
 @pytest.mark.parametrize("part", ["pod: {spec: {runtimeClassName: nvidia}}", "time_limit: 1h"])
@@ -388,10 +388,10 @@ def test_what_an_earlier_release_took_is_still_read_where_it_has_no_effect(part:
         f"[{{name: lab, gpus: 1, kinds: [session], {part}}}]}}"
     )
     with pytest.raises(PolicyInvalid):
-        policy.read(text)
-    assert policy.read(text, stored=True).profile("lab") is not None
+        policy.read_policy(text)
+    assert policy.read_policy(text, stored=True).profile("lab") is not None
     with pytest.raises(PolicyInvalid):
-        policy.read(text.replace("[{name: gpu}]", "[{name: gpu}, {name: gpu}]"), stored=True)
+        policy.read_policy(text.replace("[{name: gpu}]", "[{name: gpu}, {name: gpu}]"), stored=True)
 
 
 IMAGES = """
@@ -409,8 +409,8 @@ policies: [{name: a, groups: [a]}]
 def test_a_name_that_no_image_can_have_is_refused_and_taken_of_a_stored_document(key: str, name: str) -> None:
     text = IMAGES % (key % name)
     with pytest.raises(policy.PolicyInvalid, match="is no name of an image"):
-        policy.read(text)
-    assert policy.read(text, stored=True).profile("lab") is not None
+        policy.read_policy(text)
+    assert policy.read_policy(text, stored=True).profile("lab") is not None
 
 
 @pytest.mark.parametrize(
@@ -418,4 +418,4 @@ def test_a_name_that_no_image_can_have_is_refused_and_taken_of_a_stored_document
     ["torch", "torch:2.9-CUDA", "Registry.Example:5000/a/b__c-d.e:1", f"quay.io/x/y:1@sha256:{'0' * 64}", "a/b---c"],
 )
 def test_a_name_that_an_image_can_have_is_taken(name: str) -> None:
-    assert policy.read(IMAGES % f"image: '{name}'").profile("lab") is not None
+    assert policy.read_policy(IMAGES % f"image: '{name}'").profile("lab") is not None

@@ -8,7 +8,7 @@ from makeway_quota import policy
 
 @pytest.mark.covers("F08", "N01")
 def test_the_sample_is_the_example_of_the_founding_documents(sample: str) -> None:
-    document = policy.read(sample, "policy.yaml", {"gpu": 10})
+    document = policy.read_policy(sample, "policy.yaml", {"gpu": 10})
     assert [(p.name, p.title) for p in document.policies] == [("rnd", "R&D"), ("devops", "DevOps")]
     assert [(q.reserved, q.limit, q.lend) for p in document.policies for q in p.quotas] == [(5000, 9000, None)] * 2
     assert [(p.name, p.gpus) for p in document.profiles] == [
@@ -42,14 +42,14 @@ def test_the_sample_is_the_example_of_the_founding_documents(sample: str) -> Non
 )
 def test_the_sample_is_scaled_to_the_machine(sample: str, gpus: int, quotas: list[tuple[int, int]]) -> None:
     sizes = {"gpu": gpus}
-    document = policy.read(sample)
+    document = policy.read_policy(sample)
     assert bool(policy.overcommitments(document, sizes)) == (gpus < 10)
     rescaled = policy.rescale(document, sizes)
     assert policy.overcommitments(rescaled, sizes) == ()
     assert [(q.reserved / 1000, (q.limit or 0) / 1000) for p in rescaled.policies for q in p.quotas] == quotas
-    assert policy.read(policy.write(rescaled), sizes=sizes) == rescaled
+    assert policy.read_policy(policy.write_policy(rescaled), sizes=sizes) == rescaled
     text = policy.rescale_text(sample, "policy.yaml", sizes)
-    assert policy.read(text, sizes=sizes) == rescaled
+    assert policy.read_policy(text, sizes=sizes) == rescaled
     assert text.count("#") == sample.count("#")
     assert len(text.splitlines()) == len(sample.splitlines())
 
@@ -60,7 +60,7 @@ def test_a_sample_that_fits_keeps_every_letter(sample: str) -> None:
 
 @pytest.mark.covers("F33")
 def test_a_policy_is_of_a_group_a_person_or_a_list_of_people() -> None:
-    document = policy.read("""
+    document = policy.read_policy("""
 pools: [{name: gpu}]
 profiles: []
 policies:
@@ -78,7 +78,7 @@ def test_ranks_and_queues_are_read(sample: str) -> None:
     text = sample.replace("policies: [[rnd, devops]]", "policies: [rnd]", 1).replace(
         "policies: [[rnd, devops]]", "policies: [devops, rnd]", 1
     )
-    document = policy.read(text)
+    document = policy.read_policy(text)
     one, two, three = (document.profile(name) for name in ("gpu1", "gpu2", "gpu3"))
     assert one is not None
     assert two is not None

@@ -157,7 +157,7 @@ def documents(draw: st.DrawFn) -> Document:
 
 def attempt(text: str, sizes: dict[str, int] | None = None) -> tuple[Document | None, list[Issue]]:
     try:
-        return policy.read(text, sizes=sizes), []
+        return policy.read_policy(text, sizes=sizes), []
     except PolicyInvalid as refused:
         return None, refused.issues
 
@@ -165,26 +165,26 @@ def attempt(text: str, sizes: dict[str, int] | None = None) -> tuple[Document | 
 @given(documents())
 @settings(max_examples=80, deadline=None)
 def test_what_is_written_reads_back(document: Document) -> None:
-    text = policy.write(document)
+    text = policy.write_policy(document)
     plenty = {pool.name: 10**6 for pool in document.pools}
     read, issues = attempt(text, plenty)
     if read is None:  # capacities and budgets may still be below the reservations
         assert all("are reserved" in issue.message for issue in issues), issues
     else:
         assert read == document
-    assert policy.diff(document, document) == []
+    assert policy.policy_diff(document, document) == []
 
 
 @given(documents(), st.integers(0, 99))
 @settings(max_examples=60, deadline=None)
 def test_scaling_the_text_is_scaling_the_document(document: Document, gpus: int) -> None:
-    text = policy.write(document)
+    text = policy.write_policy(document)
     read, _ = attempt(text)
     if read is None:
         return
     sizes = {pool.name: gpus for pool in document.pools}
     rescaled = policy.rescale(read, sizes)
-    assert policy.read(policy.rescale_text(text, "policy.yaml", sizes)) == rescaled
+    assert policy.read_policy(policy.rescale_text(text, "policy.yaml", sizes)) == rescaled
 
 
 @given(st.text(max_size=300) | st.binary(max_size=100).map(lambda b: b.decode("latin-1")))
@@ -197,7 +197,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_any_mutation_is_read_or_refused(data: st.DataObject) -> None:
-    text = policy.write(data.draw(documents()))
+    text = policy.write_policy(data.draw(documents()))
     begin = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(begin, min(len(text), begin + 20)))
     filling = st.sampled_from(["", "[", "{", "- ", ": ", "-1", "null", "\n", "  ", "'", "*a", "&a ", ".inf"])
@@ -229,7 +229,7 @@ def test_any_value_anywhere_is_read_or_refused_with_its_line(data: st.DataObject
 
 
 def test_a_difference_is_described_in_sentences(sample: str) -> None:
-    old = policy.read(sample)
+    old = policy.read_policy(sample)
     text = sample.replace("reserved: 5, limit: 9", "reserved: 4.5", 1).replace(
         "victim_order: newest", "victim_order: cheapest"
     )
@@ -237,7 +237,7 @@ def test_a_difference_is_described_in_sentences(sample: str) -> None:
     text = text.replace("policies: [[rnd, devops]]", "policies: [devops, rnd]", 1).replace("grace: 30", "grace: 1m")
     volume = "{name: data, claim: teams, path: /data, sub_path: devops, read_only: true}"
     text = text.replace("groups: [devops]", f"groups: [devops, ops]\n    volumes: [{volume}]")
-    assert policy.diff(old, policy.read(text)) == [
+    assert policy.policy_diff(old, policy.read_policy(text)) == [
         "Settings: victim order newest → cheapest.",
         "Pool GPUs (gpu): rank of profiles gpu8, gpu3, gpu2, gpu1 → gpu4, gpu3, gpu2, gpu1.",
         "Profile 8 GPUs (gpu8) is removed.",
@@ -257,16 +257,16 @@ def test_a_difference_is_described_in_sentences(sample: str) -> None:
 )
 def test_durations_that_differ_are_shown_to_differ(sample: str, old: str, new: str, shown: str) -> None:
     before, after = (
-        policy.read(sample.replace("victim_order: newest", f"yields_after: {span}")) for span in (old, new)
+        policy.read_policy(sample.replace("victim_order: newest", f"yields_after: {span}")) for span in (old, new)
     )
-    assert policy.diff(before, after) == [f"Settings: yields after {shown}."]
+    assert policy.policy_diff(before, after) == [f"Settings: yields after {shown}."]
 
 
 @given(documents(), documents())
 @settings(max_examples=30, deadline=None)
 def test_any_two_documents_have_a_difference_in_sentences(old: Document, new: Document) -> None:
     for before, after in ((old, new), (new, old)):
-        assert bool(policy.diff(before, after)) == (before != after)
+        assert bool(policy.policy_diff(before, after)) == (before != after)
 
 
 @given(st.data())
@@ -278,17 +278,19 @@ def test_quota_lines_that_come_go_and_change_are_described(data: st.DataObject) 
     changed = replace(team, quotas=tuple(data.draw(st.lists(lines(names), max_size=4))))
     new = replace(document, policies=tuple(changed if one is team else one for one in document.policies))
     for before, after in ((document, new), (new, document)):
-        sentences = policy.diff(before, after)
+        sentences = policy.policy_diff(before, after)
         assert bool(sentences) == (before != after)
 
 
 def test_a_second_kind_of_node_is_described(sample: str) -> None:
     line = "- {pools: [gpu], reserved: 5, limit: 9}"
     more = sample.replace(line, f"- {{reserved: 1, lend: 0}}\n      {line}", 1)
-    old, new = policy.read(sample), policy.read(more, sizes={"gpu": 99})
+    old, new = policy.read_policy(sample), policy.read_policy(more, sizes={"gpu": 99})
     team = f"{old.policies[0].title} ({old.policies[0].name})"
-    assert policy.diff(old, new) == [f"Team {team}: a quota is new: reserved 1 GPU, limit none, lent at most 0 GPUs."]
-    assert policy.diff(new, old) == [f"Team {team}: the quota is removed."]
+    assert policy.policy_diff(old, new) == [
+        f"Team {team}: a quota is new: reserved 1 GPU, limit none, lent at most 0 GPUs."
+    ]
+    assert policy.policy_diff(new, old) == [f"Team {team}: the quota is removed."]
 
 
 @pytest.mark.parametrize(("old", "new"), [("", "none"), ("none", ""), ("", " on")])
@@ -296,16 +298,16 @@ def test_a_text_that_reads_like_none_is_told_apart(document: Document, old: str,
     before, after = (
         replace(document, pool_facts={"gpu": replace(document.pool_facts["gpu"], title=title)}) for title in (old, new)
     )
-    (sentence,) = policy.diff(before, after)
+    (sentence,) = policy.policy_diff(before, after)
     told = sentence.partition("title ")[2].rstrip(".").split(" → ")
     assert told[0] != told[1]
 
 
 def test_a_new_order_is_described(document: Document) -> None:
-    turned = policy.read(policy.write(document))
-    assert policy.diff(document, turned) == []
+    turned = policy.read_policy(policy.write_policy(document))
+    assert policy.policy_diff(document, turned) == []
     swapped = replace(turned, policies=turned.policies[::-1])
-    assert policy.diff(document, swapped) == ["The order of the policies is now devops, rnd."]
+    assert policy.policy_diff(document, swapped) == ["The order of the policies is now devops, rnd."]
 
 
 @pytest.mark.parametrize("sizes", [{}, {"gpu": 10}, {"elsewhere": 1}])

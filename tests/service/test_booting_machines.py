@@ -50,7 +50,7 @@ machine_types:
 class Shown:
     """What a plan is shown of machines that boot."""
 
-    document: policy.Document = field(default_factory=lambda: policy.read(POOLS))
+    document: policy.Document = field(default_factory=lambda: policy.read_policy(POOLS))
     observed: Any = field(default_factory=lambda: SimpleNamespace(nodes={}))
     booting: list[Node] = field(default_factory=list)
 
@@ -217,7 +217,7 @@ async def test_what_hangs_holds_up_the_plans_of_a_new_leader_for_seconds_only(wo
 
 
 async def test_without_pools_that_grow_a_leader_plans_at_once(world: World) -> None:
-    assert Shown(policy.read(POOLS.replace(", kind: autoscaled", ""))).may_plan(world.loop)
+    assert Shown(policy.read_policy(POOLS.replace(", kind: autoscaled", ""))).may_plan(world.loop)
 
 
 @pytest.mark.covers("N23")
@@ -228,12 +228,12 @@ async def test_machines_that_boot_for_a_pool_that_grows_no_more_are_not_shown(wo
     await passes(world, 90, "job-1")
     assert Shown().of(world.loop)
     for text in (POOLS.replace(", kind: autoscaled", ""), POOLS.replace("  - {name: gpu, kind: autoscaled}\n", "")):
-        assert Shown(policy.read(text)).of(world.loop) == []
+        assert Shown(policy.read_policy(text)).of(world.loop) == []
 
 
 async def test_a_node_that_boots_is_gone_once_its_host_is_in_several_pools() -> None:
     """Even where that is shown before the machine is known to be ready, as by a read of offers."""
-    document, view = policy.read(POOLS), EngineView(Durations())
+    document, view = policy.read_policy(POOLS), EngineView(Durations())
     view.show({}, divide([], document), document, 1.0)
     view.show_booting([Node("n1", "gpu", 2, ready=False, ready_at=60.0)])
     host = NodeStatus("n1", "", (0, 1))

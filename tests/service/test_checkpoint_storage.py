@@ -23,7 +23,7 @@ from running import running
 
 SAYS = "no checkpoint can be kept in /makeway/checkpoints/j-1: its volume is read-only. An administrator has to act"
 NODES = (NodeStatus("n1", "", (0,), virtual=True),)
-POLICY = policy.read("""
+POLICY = policy.read_policy("""
 version: 1
 pools: [{name: a, nodes: {local: {gpus: all}}}]
 profiles: [{name: gpu1, gpus: 1, max_workers: 2, policies: [rnd]}]

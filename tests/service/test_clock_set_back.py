@@ -15,7 +15,7 @@ from makeway_quota.store.rows import changed, initial_record
 from makeway_quota.values import Place
 from memory_rows import Rows
 
-DOCUMENT = policy.read(
+DOCUMENT = policy.read_policy(
     """
 version: 1
 settings: {yields_after: 8h}

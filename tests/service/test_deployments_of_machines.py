@@ -186,7 +186,7 @@ async def test_a_machine_is_launched_only_where_what_is_there_holds_a_job_not(tm
 
         async def where(name: str) -> tuple[str, list[str]]:
             job = await world.run.job((await world.run.submit("ana", name, UNTIL, profile="gpu2")).id, "running")
-            return job.id, [grant.node for grant in job.placement]
+            return job.id, [worker.node for worker in job.placement]
 
         assert await pools() == {"here": ("static", 2.0, 0.0), "cloud": ("autoscaled", 0.0, 0.0)}
         assert (await root.usage()).used == 0, "the loop that drives machines holds no GPU"

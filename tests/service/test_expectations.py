@@ -23,7 +23,7 @@ from running import running
 
 NODES = tuple(NodeStatus(name, "", (0, 1), virtual=True) for name in ("n1", "n2"))
 KEY = ("j-12345678", 1)
-POLICY = policy.read("""
+POLICY = policy.read_policy("""
 version: 1
 pools:
   - {name: a, nodes: {local: {gpus: all}}}
@@ -259,7 +259,7 @@ def test_a_job_never_avoids_all_nodes_that_it_fits_on() -> None:
 
 
 def test_a_job_avoids_each_part_of_a_divided_machine() -> None:
-    document = policy.read("""
+    document = policy.read_policy("""
 version: 1
 pools: [{name: a, nodes: {local: {gpus: [0]}}}, {name: b, nodes: {local: {gpus: [1]}}}]
 profiles: [{name: gpu1, gpus: 1, policies: [rnd]}]
@@ -275,7 +275,7 @@ policies: [{name: rnd, groups: [rnd], quotas: [{reserved: 2}]}]
 @pytest.mark.parametrize(("durable", "cost_since"), [(True, 90.0), (False, None)])
 def test_checkpoints_that_end_with_their_pod_make_no_victim_cheaper(durable: bool, cost_since: float | None) -> None:
     job = row(state="running", checkpoint_step=9, checkpoint_at=90.0)
-    document = policy.read("{version: 1, pools: [], profiles: [], policies: []}")
+    document = policy.read_policy("{version: 1, pools: [], profiles: [], policies: []}")
     view = EngineView(Durations(), durable_checkpoints=durable)
     view.show({job.id: job}, divide(NODES, document), document, 100.0)
     (shown,) = view.workloads()

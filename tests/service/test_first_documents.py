@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from makeway_quota.application import current_policy
 from makeway_quota.autoscale.document import read_deployment
-from makeway_quota.policy import Document, read
+from makeway_quota.policy import Document, read_policy
 from makeway_quota.settings import load
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.records import NewDecision
@@ -33,7 +33,7 @@ def test_the_demo_with_machines_has_the_sample_policy_and_a_pool_that_its_deploy
     texts = [(CONFIG / name).read_text(encoding="utf-8") for name in ("policy.yaml", "machines/policy.yaml")]
     changed = [line for line in ndiff(*(text.splitlines() for text in texts)) if line[0] in "-?"]
     assert not changed, "the demo's policy has all lines of the sample, with their comments"
-    sample, demo = (read(text, "policy.yaml") for text in texts)
+    sample, demo = (read_policy(text, "policy.yaml") for text in texts)
     assert demo.pools[:-1] == sample.pools
     assert (demo.pools[-1].name, demo.pools[-1].kind) == ("cloud", "autoscaled")
     assert [item for item in demo.profiles if "cloud" not in item.pools] == list(sample.profiles)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.backends.kubernetes.attempts.removals import FIRST_PAUSE, MAX_PAUSE, PodRemoval
-from makeway_quota.services.cluster.stuck_workloads import Hanging, _Leftover
+from makeway_quota.services.cluster.stuck_workloads import StuckWorkload, _Leftover
 from makeway_quota.wording.remedies import remedy
 from running import PEOPLE
 from simulated_pods import EPOCH, Habits, SimulatedCluster, Site
@@ -32,8 +32,8 @@ async def site(folder: Path) -> Site:
     return result
 
 
-async def hanging(found: Site, person: str = "root") -> list[Hanging]:
-    return await found.service.services.hanging.hanging(PEOPLE[person])
+async def hanging(found: Site, person: str = "root") -> list[StuckWorkload]:
+    return await found.service.services.stuck_workloads.list_stuck(PEOPLE[person])
 
 
 @pytest.mark.covers("N33", "F20")
@@ -120,7 +120,7 @@ async def test_a_victim_of_which_an_earlier_attempt_hangs_too_holds_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = await site(tmp_path)
-    service = result.service.services.hanging
+    service = result.service.services.stuck_workloads
     one, two = _Leftover({"n1": 1000}, 300.0, 20.0), _Leftover({"n2": 1000}, 100.0, 30.0)
     monkeypatch.setattr(service, "_evicted", lambda rows: {"r0": one, "r1": _Leftover({"n1": 1000}, 90.0, 25.0)})
     monkeypatch.setattr(service, "_outliving", lambda: {"r0": two})

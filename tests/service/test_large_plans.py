@@ -134,7 +134,7 @@ async def test_a_replica_that_leads_no_more_starts_no_further_attempts(store: St
 
 
 async def test_hundreds_start_once_each_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("makeway_quota.control.loop.PART", 3)
+    monkeypatch.setattr("makeway_quota.control.loop.CHANGES_PER_COMMIT", 3)
     told: list[str] = []
 
     class Told(MemoryBackend):

@@ -14,7 +14,7 @@ from makeway_quota.backends.base import NodeStatus, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.actuate import TAKEOVER_GRACE, Actuator, StartResults
 from makeway_quota.control.replicas.leader import Instant, Leader
-from makeway_quota.store import Deposed, StoreError, open_store
+from makeway_quota.store import LeadershipLost, StoreError, open_store
 from makeway_quota.store.errors import NotLeading
 from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.replicas.leader_lock import Acquired
@@ -99,7 +99,7 @@ async def test_a_deposed_leader_is_a_candidate_again() -> None:
         heard: list[int | None] = []
         leader.on_change(lambda: heard.append(leader.term))
         await until(lambda: leader.term == 1)
-        lock.free, lock.error = False, Deposed(1, 2, "another")
+        lock.free, lock.error = False, LeadershipLost(1, 2, "another")
         await until(lambda: leader.term is None)
         lock.error = None
         await asyncio.sleep(0.2)

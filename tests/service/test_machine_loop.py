@@ -648,7 +648,7 @@ async def test_an_error_where_moves_are_looked_for_stops_neither_cycles_nor_step
         asked.append(args)
         raise RecursionError("this document")
 
-    monkeypatch.setattr(machine_loop, "machines_to_empty", broken)
+    monkeypatch.setattr(machine_loop, "drain_candidates", broken)
     world.store.deployments.save(
         "cloud", DOCUMENT.format(name="cloud", machines=3) + "moves: {every: 60}\n", 0, "admin", world.now
     )
@@ -681,7 +681,7 @@ async def test_moves_are_looked_for_with_what_the_cycle_has_started(
     [machine] = await world.grown("job-1")
     world.needs(busy=(machine.id,))
     await world.turn(90)
-    monkeypatch.setattr(machine_loop, "machines_to_empty", lambda *args: {"cloud": [machine]})
+    monkeypatch.setattr(machine_loop, "drain_candidates", lambda *args: {"cloud": [machine]})
     monkeypatch.setattr(machine_loop, "restartable", noted)
     (tmp_path / "service").mkdir()
     async with running(tmp_path / "service") as run:

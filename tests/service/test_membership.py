@@ -12,7 +12,7 @@ from hub_fake import FakeHub, fake_hub
 from makeway_api.errors import MakewayError
 from makeway_quota.control.hub import people as module
 from makeway_quota.control.hub.client import HubApi, HubUnreachable, HubUser
-from makeway_quota.policy import read
+from makeway_quota.policy import read_policy
 from makeway_quota.services import Caller, health
 from makeway_quota.store.records import Person
 from makeway_quota.store.store import open_store
@@ -469,7 +469,7 @@ async def test_a_replica_that_does_not_lead_learns_of_a_user_with_capitals(tmp_p
     other.on_change(learned.set)
     follows = module.refresh_forever(other, owners, lambda: ("BOSS",), lambda: False)
     task = asyncio.create_task(follows)
-    document = read(CAPITALS)
+    document = read_policy(CAPITALS)
     assert other.teams_of(document, "boss", ()) == ("devops",)
     await leader.record_user(HubUser("BOSS", (), identity="2026-01-01T00:00:00Z"))
     async with asyncio.timeout(60):

@@ -32,7 +32,7 @@ from running import running
 
 NODES = tuple(NodeStatus(name, "", (0,), virtual=True) for name in ("n1", "n2"))
 SAYS = "its node n1 refused its pod (OutOfcpu): Node didn't have enough resource: cpu"
-POLICY = policy.read("""
+POLICY = policy.read_policy("""
 version: 1
 pools: [{name: a, nodes: {local: {gpus: all}}}]
 profiles: [{name: gpu1, gpus: 1, policies: [rnd]}]

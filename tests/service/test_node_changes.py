@@ -22,7 +22,7 @@ from makeway_quota.values import Place
 from memory_rows import Rows
 
 DOCUMENTS = [
-    policy.read(
+    policy.read_policy(
         f"""
 version: 1
 settings: {{history_half_life: 3600}}

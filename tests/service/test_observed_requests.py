@@ -15,7 +15,7 @@ from makeway_quota.store.records import NewWorkload, Place
 from makeway_quota.store.rows import changed, initial_record
 from memory_rows import Rows
 
-DOCUMENT = policy.read(
+DOCUMENT = policy.read_policy(
     """
 version: 1
 pools: [{name: p, nodes: {local: {gpus: all}}}]

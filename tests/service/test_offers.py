@@ -315,14 +315,14 @@ async def test_a_preview_neither_delays_offers_nor_runs_twice_for_one_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     under_way, free = threading.Event(), threading.Event()
-    both = policies._both
+    both = policies._project_both
 
     def slow(*args: Any) -> Any:
         under_way.set()
         assert free.wait(30)
         return both(*args)
 
-    monkeypatch.setattr(policies, "_both", slow)
+    monkeypatch.setattr(policies, "_project_both", slow)
     async with running(tmp_path, backend=backend()) as run:
         service, context = run.service.services.policies, run.service.services.context
         text = (await service.current(PEOPLE["root"])).document or ""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from makeway_quota.backends.base import NodeStatus
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.policy import read
+from makeway_quota.policy import read_policy
 from makeway_quota.web.pages.nodes import STATES, NodeLine
 from running import running
 
@@ -59,7 +59,7 @@ async def test_what_a_removed_team_runs_is_a_line_of_its_own_until_it_ends(tmp_p
             await run.job(job.id, "running")
         client, world = run.client("root"), run.service.services.context.world
         assert [(team.team, team.removed) for team in (await client.usage()).teams] == [("a", False), ("b", False)]
-        world.use(read(WITHOUT_B, "p.yaml"), world.policy_version + 1)
+        world.use(read_policy(WITHOUT_B, "p.yaml"), world.policy_version + 1)
         usage, (pool,) = await client.usage(), await client.pools()
         assert [(team.team, team.removed, team.used) for team in usage.teams] == [("a", False, 2), ("b", True, 2)]
         removed = usage.teams[1]

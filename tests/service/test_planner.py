@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makeway_quota.control.loop import MAX_REST
+from makeway_quota.control.loop import MAX_REST_SECONDS
 from makeway_quota.engine import schedule
 from makeway_quota.engine.incremental import IncrementalEngine
 from running import Running, running
@@ -66,7 +66,7 @@ async def test_a_long_cycle_is_followed_by_a_rest(tmp_path: Path, monkeypatch: p
         plan = loop._planner.plan
 
         async def slowly(*args: Any) -> object:
-            await asyncio.sleep(2 * MAX_REST)
+            await asyncio.sleep(2 * MAX_REST_SECONDS)
             return await plan(*args)
 
         await _rest(run)
@@ -75,7 +75,7 @@ async def test_a_long_cycle_is_followed_by_a_rest(tmp_path: Path, monkeypatch: p
         loop.wake()
         await run.until(lambda: loop.cycles > before, "a cycle ends")
         assert loop.last_cycle_at is not None
-        assert loop._not_before - loop.last_cycle_at == pytest.approx(MAX_REST)
+        assert loop._not_before - loop.last_cycle_at == pytest.approx(MAX_REST_SECONDS)
 
 
 async def test_a_session_does_not_wait_for_the_rest_after_a_long_cycle(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ async def test_more_than_a_pools_own_gpus_cannot_be_reserved(tmp_path: Path) -> 
 
 
 def test_cpu_and_memory_go_with_the_gpus_and_work_over_the_border_is_foreign() -> None:
-    document = policy.read(TWO)
+    document = policy.read_policy(TWO)
     seen = NodeStatus("host", "", tuple(range(16)), cpu=64_000, memory=1600, foreign={3: 1000, 9: 250})
     result = pool_assignment.divide([seen], document)
     assert [(n.pool, n.cpu, n.memory, dict(n.foreign)) for n in result.nodes] == [
@@ -238,7 +238,7 @@ def test_cpu_and_memory_go_with_the_gpus_and_work_over_the_border_is_foreign() -
 
 @pytest.mark.covers("F02")
 def test_a_node_is_in_the_pool_whose_labels_it_has() -> None:
-    document = policy.read(
+    document = policy.read_policy(
         ONE.replace("{name: h100{nodes}}", "{name: h100}, {name: a100, nodes: {labels: {gpu: a100, zone: b}}}")
     )
     labels = {"gpu": "a100", "zone": "b", "other": "x"}
@@ -271,7 +271,7 @@ def test_the_engine_sees_what_a_backend_knows_of_a_node() -> None:
         foreign_memory=100,
         sessions=False,
     )
-    (node,) = pool_assignment.divide([seen], policy.read(TWO)).as_nodes("n1", [])
+    (node,) = pool_assignment.divide([seen], policy.read_policy(TWO)).as_nodes("n1", [])
     assert (node.model, node.cordoned, node.foreign_cpu, node.foreign_memory) == ("H100", True, 4000, 100)
     assert not node.sessions
     assert (node.foreign_devices, node.foreign_gpus) == ((1,), 750), "on devices that are not known as well"

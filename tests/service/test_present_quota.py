@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from makeway_quota.policy import read
+from makeway_quota.policy import read_policy
 from makeway_quota.services.jobs.listing import ListQuery
 from running import PEOPLE, Running, running
 
@@ -23,7 +23,9 @@ policies:
 def use(run: Running, reserved: int) -> None:
     """Apply a policy that reserves so much for team A."""
     world = run.service.services.context.world
-    world.use(read(POLICY.replace("reserved: 4", f"reserved: {reserved}", 1), "p.yaml"), world.policy_version + 1)
+    world.use(
+        read_policy(POLICY.replace("reserved: 4", f"reserved: {reserved}", 1), "p.yaml"), world.policy_version + 1
+    )
 
 
 async def shown(run: Running) -> dict[str, bool]:

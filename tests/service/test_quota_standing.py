@@ -9,7 +9,7 @@ import pytest
 from makeway_quota.control.reads.quota_standing import QuotaStanding
 from makeway_quota.engine.index.ledger import Ledger, LineState
 from makeway_quota.engine.snapshot import PRIORITIES
-from makeway_quota.policy import read
+from makeway_quota.policy import read_policy
 from makeway_quota.store import rows
 from makeway_quota.store.records import NewWorkload, Workload
 
@@ -64,7 +64,7 @@ def counted_anew(ledger: Ledger, counted: Mapping[str, tuple[Workload, Amounts]]
 
 @pytest.mark.parametrize("seed", range(40))
 def test_what_is_over_quota_is_that_of_a_new_count_after_every_change(seed: int) -> None:
-    rng, ledger = random.Random(seed), Ledger(read(POLICY).policies)
+    rng, ledger = random.Random(seed), Ledger(read_policy(POLICY).policies)
     standing, counted = QuotaStanding(ledger), dict[str, tuple[Workload, Amounts]]()
     for _ in range(120):
         row, amounts = workload(rng, rng.randrange(30))
@@ -81,7 +81,7 @@ def test_what_is_over_quota_is_that_of_a_new_count_after_every_change(seed: int)
 
 
 def test_one_change_among_thousands_judges_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    standing, judged = QuotaStanding(Ledger(read(POLICY).policies)), list[str]()
+    standing, judged = QuotaStanding(Ledger(read_policy(POLICY).policies)), list[str]()
     for number in range(3000):
         row = rows.initial_record(NewWorkload(f"j{number}", "job", "two", "g1", "ana", gpus=1000), float(number))
         standing.put(row._replace(state="running", started_at=float(number)), (("a", 1000),))

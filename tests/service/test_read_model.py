@@ -16,7 +16,7 @@ from makeway_quota.engine.index.cluster import Cluster
 from makeway_quota.engine.rules.usage import TeamCount, usage_by_team
 from makeway_quota.engine.snapshot import Snapshot, TeamQuota
 from makeway_quota.engine.snapshot import Workload as EngineWorkload
-from makeway_quota.policy import read
+from makeway_quota.policy import read_policy
 from makeway_quota.store.errors import StoreError
 from makeway_quota.store.records import Change, NewWorkload, Workload
 from makeway_quota.store.store import Store, open_store
@@ -48,7 +48,7 @@ class Setting:
     def __init__(self, folder: Path) -> None:
         self.store: Store = open_store(f"sqlite:///{folder / 'db.sqlite'}")
         self.clock = 1000.0
-        self.world = World(self.store, read(POLICY, "p.yaml"), 1, lambda: self.clock)
+        self.world = World(self.store, read_policy(POLICY, "p.yaml"), 1, lambda: self.clock)
         self.models = ReadModels(self.world, self.store, lambda: self.clock)
         self.nodes = {
             "here": NodeStatus("here", "", tuple(range(8)), cpu=8000, memory=8000),
@@ -210,7 +210,7 @@ async def test_random_histories_count_as_the_engine_counts(tmp_path: Path, seed:
                 setting.nodes["n2"] = NodeStatus("n2", "far", (0, 1, 2, 3))
             setting.see()
         else:
-            document = read(random.choice((POLICY, OTHER)), "p.yaml")
+            document = read_policy(random.choice((POLICY, OTHER)), "p.yaml")
             setting.world.use(document, number)
         if random.random() < 0.5:
             await setting.check()

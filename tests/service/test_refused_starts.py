@@ -31,7 +31,7 @@ policies:
   - {name: rnd, groups: [rnd], quotas: [{pools: [p], reserved: 0}]}
   - {name: devops, groups: [devops], quotas: [{pools: [p], reserved: 2}]}
 """
-ONE_POOL = policy.read("""
+ONE_POOL = policy.read_policy("""
 version: 1
 pools: [{name: a, nodes: {local: {gpus: all}}}]
 profiles: [{name: gpu1, gpus: 1, policies: [rnd]}]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.store import Store, open_store
-from makeway_quota.store.errors import Deposed
+from makeway_quota.store.errors import LeadershipLost
 from makeway_quota.store.records import Attempt, Change, NewWorkload
 from makeway_quota.values import Place
 
@@ -39,7 +39,7 @@ def commit(world: World, change: Change, term: int) -> bool:
     """Commit as a cycle does; return whether the job was placed."""
     try:
         return bool(world.store.commit([change], now=world.now, term=term))
-    except Deposed:
+    except LeadershipLost:
         return False
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from makeway_quota.services.jobs import submission_batches
-from makeway_quota.services.jobs.submission_batches import MAX_PACE, MIN_PACE, SubmissionBatcher, pace
-from makeway_quota.store.records import FilesOf
+from makeway_quota.services.jobs.submission_batches import MAX_INTERVAL, MIN_INTERVAL, SubmissionBatcher, batch_interval
+from makeway_quota.store.records import SharedFiles
 
 
 class FakeStore:
@@ -37,7 +37,7 @@ async def test_submissions_of_one_moment_share_a_transaction() -> None:
 
 
 async def test_the_next_transaction_waits_for_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submission_batches, "MIN_PACE", 0.5)
+    monkeypatch.setattr(submission_batches, "MIN_INTERVAL", 0.5)
     store = FakeStore()
     batcher = SubmissionBatcher(store, time.time)  # type: ignore[arg-type]
     begin = time.monotonic()
@@ -50,9 +50,9 @@ async def test_the_next_transaction_waits_for_its_time(monkeypatch: pytest.Monke
 
 
 def test_transactions_that_take_longer_start_less_often() -> None:
-    assert pace(0.0) == MIN_PACE
-    assert pace(0.003) == pytest.approx(0.015)
-    assert pace(3.0) == MAX_PACE
+    assert batch_interval(0.0) == MIN_INTERVAL
+    assert batch_interval(0.003) == pytest.approx(0.015)
+    assert batch_interval(3.0) == MAX_INTERVAL
 
 
 async def test_a_transaction_has_few_rows_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +61,6 @@ async def test_a_transaction_has_few_rows_of_files(monkeypatch: pytest.MonkeyPat
     store = FakeStore()
     batcher = SubmissionBatcher(store, time.time)  # type: ignore[arg-type]
     counts = (4, 6, 1, 30, 0, 0, 11)
-    await asyncio.gather(*(batcher.submit(str(count), FilesOf("j", count)) for count in counts))  # type: ignore[arg-type]
+    await asyncio.gather(*(batcher.submit(str(count), SharedFiles("j", count)) for count in counts))  # type: ignore[arg-type]
     batcher.close()
     assert [names for _, names in store.written] == [["4", "6"], ["1"], ["30"], ["0", "0"], ["11"]]

@@ -62,7 +62,7 @@ async def test_silence_is_counted_from_the_last_word(store: Store) -> None:
     assert here.silent == 0
     await here.later(100)
     assert here.silent == 100
-    here.channel.hear(KEY)
+    here.channel.record_contact(KEY)
     assert here.silent == 0
 
 
@@ -91,7 +91,7 @@ async def test_a_report_to_one_replica_reaches_the_other(store: Store) -> None:
     await here.later(HEARD_EVERY)
     await there.later(HEARD_EVERY)
     assert there.silent == HEARD_EVERY
-    here.channel.hear(KEY)
+    here.channel.record_contact(KEY)
     await here.channel.write_heard()
     assert not await there.channel.refresh(), "being heard of is no news"
     assert there.silent == 0

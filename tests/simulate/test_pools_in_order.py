@@ -30,7 +30,7 @@ TRACE = [
 
 
 def cluster(pools: str, ranks: str) -> SimulatedCluster:
-    document = policy.read(POLICY.replace("POOLS", pools).replace("RANKS", ranks), "policy.yaml")
+    document = policy.read_policy(POLICY.replace("POOLS", pools).replace("RANKS", ranks), "policy.yaml")
     return of_document("two pools", document, TRACE, node_gpus=4, gpus=16)
 
 

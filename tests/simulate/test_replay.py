@@ -12,7 +12,7 @@ from makeway_quota.simulate.cluster import SimulatedCluster, of_quotas, profile_
 from makeway_quota.simulate.incremental import Forecasts, IncrementalPlanner
 from makeway_quota.simulate.planner import FullPlanner, ReplayPlanner
 from makeway_quota.simulate.replay import Outcome, replay
-from makeway_quota.simulate.report import percentile, summary, text
+from makeway_quota.simulate.report import comparison_tables, percentile, summary
 from makeway_quota.simulate.trace import Arrival, TraceInvalid
 from makeway_quota.store.records import PastRun
 
@@ -150,7 +150,7 @@ def test_percentile_and_table() -> None:
     assert percentile([4, 1, 3, 2], 0.5) == 2
     assert percentile(list(range(1, 101)), 0.95) == 95
     trace = [job("a1", "a", 8, 0, 3)]
-    assert "mean delay h" in text([summary(played(trace, a=8))])
+    assert "mean delay h" in comparison_tables([summary(played(trace, a=8))])
 
 
 def test_forecasts_are_compared_with_the_starts() -> None:

@@ -143,14 +143,14 @@ def test_work_that_no_machine_is_for_is_reported_and_ends_the_simulation(
 
 def test_both_planners_of_the_simulator_launch_the_same(world: World) -> None:
     from makeway_quota.autoscale.document import read_deployment
-    from makeway_quota.policy import read
+    from makeway_quota.policy import read_policy
     from makeway_quota.simulate.incremental import IncrementalPlanner
     from makeway_quota.simulate.trace import read_trace
 
     jobs = "".join(f"{at * 250},rnd,1,{300 + 700 * (at % 3)},one\n" for at in range(30))
     arrivals = read_trace(Path(world.write("jobs.csv", HEAD + jobs)))
     deployment = read_deployment(Path(world.deployment()).read_text())
-    cluster = of_document("made", read(POLICY), arrivals, node_gpus=8, gpus=0, deployments=[deployment])
+    cluster = of_document("made", read_policy(POLICY), arrivals, node_gpus=8, gpus=0, deployments=[deployment])
     incremental = replay(cluster, arrivals, IncrementalPlanner(cluster))
     assert incremental.machines == replay(cluster, arrivals, FullPlanner(cluster)).machines
     assert incremental.machines[0].peak_machines > 1

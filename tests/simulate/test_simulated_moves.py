@@ -10,7 +10,7 @@ from makeway_quota.simulate.cluster import SimulatedCluster
 from makeway_quota.simulate.incremental import IncrementalPlanner
 from makeway_quota.simulate.planner import FullPlanner, ReplayPlanner
 from makeway_quota.simulate.replay import Outcome, replay
-from makeway_quota.simulate.report import summary, text
+from makeway_quota.simulate.report import comparison_tables, summary
 from makeway_quota.simulate.trace import Arrival
 
 FOUR = MachineType("g4", "cloud", "big", gpus=4, max_machines=4, idle_timeout=300)
@@ -43,7 +43,9 @@ def test_jobs_move_where_the_quota_lends_what_is_free(planner: type[FullPlanner 
     numbers, hours = summary(outcome), (outcome.ended - outcome.began) / 3600
     assert (numbers["moves"], numbers["moves_per_hour"]) == (outcome.meter.moves, round(outcome.meter.moves / hours, 4))
     moved = count(outcome.meter.moves, "job was", "jobs were")
-    assert f"To give machines back, {moved} moved ({outcome.meter.moves / hours:.2g} an hour)." in text([numbers])
+    assert f"To give machines back, {moved} moved ({outcome.meter.moves / hours:.2g} an hour)." in comparison_tables(
+        [numbers]
+    )
 
 
 @pytest.mark.parametrize("planner", [FullPlanner, IncrementalPlanner])
@@ -51,7 +53,7 @@ def test_no_job_moves_off_gpus_that_it_would_not_get_back(planner: type[FullPlan
     """Without the drained machine, all that is free is kept for another team."""
     outcome = played(0, planner)
     assert outcome.meter.moves == summary(outcome)["moves"] == 0
-    assert "moved" not in text([summary(outcome)])
+    assert "moved" not in comparison_tables([summary(outcome)])
     assert {job.id: job.delay for job in outcome.meter.finished if job.id in ENDS and job.delay > 1000} == {}
     assert len(outcome.meter.finished) == 12
 

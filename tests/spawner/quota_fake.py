@@ -14,7 +14,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from makeway_api.models import Grant, Offer, OfferTable, Profile, Reason, Session, State, TeamUsage, Victim
+from makeway_api.models import Offer, OfferTable, Profile, Reason, Session, State, TeamUsage, Victim, WorkerPlacement
 
 URL = "http://quota.test/services/makeway"
 """Where spawners of the tests find it."""
@@ -104,7 +104,7 @@ class QuotaFake:
 
     async def _grant(self, id: str) -> None:
         gpus = self.sessions[id].gpus
-        place = [Grant(node="node-1", devices=list(range(int(gpus))), gpus=gpus)] if gpus else []
+        place = [WorkerPlacement(node="node-1", devices=list(range(int(gpus))), gpus=gpus)] if gpus else []
         await self._change(id, phase="granted", state=State.STARTING, placement=place, reason=None)
 
     async def _change(self, id: str, **fields: Any) -> None:

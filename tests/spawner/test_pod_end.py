@@ -35,7 +35,7 @@ def pod(status: dict[str, Any] | None = None, **metadata: Any) -> dict[str, Any]
     ],
 )
 def test_the_end_is_described_in_kubernetes_words(status: dict[str, Any], words: str) -> None:
-    assert pod_end.why(pod(status)) == words
+    assert pod_end.cause(pod(status)) == words
 
 
 def deleted(reason: str = "", message: str = "") -> dict[str, Any]:
@@ -96,7 +96,7 @@ def limited(memory: str) -> dict[str, Any]:
     ],
 )
 def test_the_end_is_told_to_the_user(seen: dict[str, Any] | None, gone: bool, words: str) -> None:
-    assert pod_end.sentence(seen, gone) == words
+    assert pod_end.end_message(seen, gone) == words
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_the_limit_of_memory_is_read_from_the_pod(written: str, read: str) -> No
 
 def test_only_a_failed_or_succeeded_pod_has_ended() -> None:
     phases = ("Pending", "Running", "Succeeded", "Failed")
-    assert [phase for phase in phases if pod_end.ended(pod({"phase": phase}))] == ["Succeeded", "Failed"]
-    assert not pod_end.ended(pod())
+    assert [phase for phase in phases if pod_end.has_ended(pod({"phase": phase}))] == ["Succeeded", "Failed"]
+    assert not pod_end.has_ended(pod())
 
 
 @pytest.mark.parametrize(
@@ -125,5 +125,5 @@ def test_only_a_failed_or_succeeded_pod_has_ended() -> None:
 )
 def test_a_pod_was_deleted_long_ago_only_where_clocks_cannot_explain_it(until: str, seconds: float) -> None:
     deleted = pod(deletionTimestamp=f"2026-01-01T{until}Z", deletionGracePeriodSeconds=30)
-    assert pod_end.deleted_for(deleted, NOW) == seconds
-    assert pod_end.grace(deleted) == 30
+    assert pod_end.seconds_since_deletion(deleted, NOW) == seconds
+    assert pod_end.grace_seconds(deleted) == 30

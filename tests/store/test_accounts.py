@@ -15,13 +15,13 @@ from makeway_quota.store.accounts import PATH_BYTES, ROW_BYTES
 from makeway_quota.store.database.reserve import LOW, SLICES, Reserve
 from makeway_quota.store.errors import StorageLimitExceeded
 from makeway_quota.store.migrate import alembic_config
-from makeway_quota.store.records import Change, FilesOf, KeptLimits, Submission
+from makeway_quota.store.records import ByteLimits, Change, SharedFiles, Submission
 
 
 def kept(store: Store, owner: str = "ana") -> dict[str, int]:
     """Return the bytes of a person by kind."""
     result: Counter[str] = Counter()
-    for account in store.accounts.listed(owner):
+    for account in store.accounts.list_lines(owner):
         result[account.kind] += account.bytes
     return dict(result)
 
@@ -56,7 +56,7 @@ def test_every_way_in_is_counted_and_a_new_count_finds_the_same(store: Store, jo
 def test_what_clones_share_counts_once_for_as_long_as_one_of_them_is_there(store: Store, job) -> None:
     store.add_workload(job("j1"), [("a", b"x" * 1000, False)], now=0.0)
     for number in range(2, 6):
-        store.add_workload(job(f"j{number}"), FilesOf("j1"), now=0.0)
+        store.add_workload(job(f"j{number}"), SharedFiles("j1"), now=0.0)
     assert kept(store)["files"] == recounted(store)["files"] == 1000 + 5 * (PATH_BYTES + 1)
     store.commit([Change(f"j{number}", {"state": "failed"}) for number in range(1, 6)], now=1.0)
     assert store.pruning.forget_ended("j1", 2.0) is not None
@@ -73,7 +73,7 @@ def test_a_copy_counts_at_once_what_it_adds_for_its_owner_in_its_team(store: Sto
     there = {name: kept(store, name) for name in ("ana", "bo")}
     for at in range(2):
         new = job(f"{owner}{team}{at}", owner=owner, team=team)
-        store.add_workload(new, FilesOf("j1"), now=0.0)
+        store.add_workload(new, SharedFiles("j1"), now=0.0)
         counted = kept(store, owner)
         assert counted["files"] > there[owner].get("files", 0) + 20 * PATH_BYTES
         assert recounted(store, owner) == counted
@@ -81,7 +81,7 @@ def test_a_copy_counts_at_once_what_it_adds_for_its_owner_in_its_team(store: Sto
     counted = kept(store, owner)
     assert recounted(store, owner) == counted, "what was sent once more"
     for limit, fits in ((300_000, False), (400_000, True)):
-        new = Submission(job(f"late{limit}", owner="cy", team="dev"), FilesOf("j1"), kept=KeptLimits(person=limit))
+        new = Submission(job(f"late{limit}", owner="cy", team="dev"), SharedFiles("j1"), kept=ByteLimits(person=limit))
         assert isinstance(store.add_workloads([new], now=0.0)[0], StorageLimitExceeded) != fits
 
 
@@ -174,7 +174,7 @@ def test_work_that_gets_another_owner_counts_for_that_one(store: Store, job) -> 
 
 
 def test_what_would_pass_a_limit_is_refused_in_the_transaction_that_writes_it(store: Store, job) -> None:
-    limits = KeptLimits(person=30_000, team=50_000, whole=90_000, share=25_000)
+    limits = ByteLimits(person=30_000, team=50_000, whole=90_000, share=25_000)
 
     def tries(owner: str, team: str, *sizes: int) -> list[str]:
         """Add jobs with sources of these sizes in one transaction; return which limit refused each."""
@@ -205,7 +205,10 @@ def test_what_would_pass_a_limit_is_refused_in_the_transaction_that_writes_it(st
 @pytest.mark.parametrize("seed", range(3))
 def test_replicas_that_write_and_count_at_once_agree_with_a_new_count(url: str, job, seed: int) -> None:
     """Members submit and send results through two replicas, while one of them recounts and deletes."""
-    stores, limits = [open_store(url), open_store(url)], KeptLimits(person=900_000, team=1_500_000, share=800_000)
+    stores, limits = (
+        [open_store(url), open_store(url)],
+        ByteLimits(person=900_000, team=1_500_000, share=800_000),
+    )
     rng, done = random.Random(seed), Counter[str]()
     plans = [
         [(rng.choice(["ana", "bo", "cy"]), rng.randrange(5), rng.randrange(60_000), n) for n in range(25)]

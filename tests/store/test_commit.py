@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from makeway_quota.store import Deposed, Store, open_store
+from makeway_quota.store import LeadershipLost, Store, open_store
 from makeway_quota.store.records import Attempt, Change, NewDecision, Workload
 from makeway_quota.values import Place
 
@@ -161,12 +161,12 @@ def test_two_services_on_one_database_take_turns(url: str, job) -> None:
 
 def test_a_deposed_service_cannot_commit(store: Store, job) -> None:
     store.add_workload(job(), now=0.0)
-    with pytest.raises(Deposed):
+    with pytest.raises(LeadershipLost):
         store.commit([Change("j1")], now=1.0, term=1)
     assert store.take_term("first", 1.0) == 1
     assert store.commit([Change("j1")], now=1.0, term=1)
     assert store.take_term("second", 2.0) == 2
-    with pytest.raises(Deposed, match="second holds term 2"):
+    with pytest.raises(LeadershipLost, match="second holds term 2"):
         store.commit([Change("j1")], [decision("j1")], now=3.0, term=1)
     assert store.commit([Change("j1")], now=3.0, term=2)
     assert store.decisions() == []

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from makeway_quota.artifacts.base import ORPHAN_AGE, StoredContent, Unreadable, read_whole
+from makeway_quota.artifacts.base import ORPHAN_AGE, ContentUnreadable, StoredContent, read_whole
 from makeway_quota.artifacts.folder import ArtifactFolder
 from makeway_quota.store import Store, StoreError, open_store
 from makeway_quota.store.errors import FilesUnavailable, FileUnreadable
-from makeway_quota.store.records import Change, FilesOf
+from makeway_quota.store.records import Change, SharedFiles
 from makeway_quota.store.tables import blobs
 from sqlalchemy import func, select
 
@@ -61,7 +61,7 @@ def end(store: Store, *ids: str) -> None:
 def test_large_files_are_outside_and_read_back_whole(store: Store, folder: Path, job) -> None:
     store.add_workload(job("j1"), BUNDLE, now=0.0)
     store.add_workload(job("j2"), [("same.bin", BIG, False)], now=0.0)
-    store.add_workload(job("j3"), FilesOf("j1"), now=0.0)
+    store.add_workload(job("j3"), SharedFiles("j1"), now=0.0)
     [path] = contents(folder)
     assert path.read_bytes() == BIG
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -199,15 +199,15 @@ def test_a_write_that_ends_during_a_pass_does_not_end_it(
         (folder / name).mkdir()
         (folder / name / ".new-part").write_bytes(b"half")
         age(folder / name / ".new-part", 2 * ORPHAN_AGE)
-    listed = ArtifactFolder.listed
+    list_pages = ArtifactFolder.list_pages
 
     def ends(self: ArtifactFolder) -> Iterator[list[StoredContent]]:
-        for part in listed(self):
+        for part in list_pages(self):
             path = folder / part[0].place
             path.rename(path.with_name("0" * 64))
             yield part
 
-    monkeypatch.setattr(ArtifactFolder, "listed", ends)
+    monkeypatch.setattr(ArtifactFolder, "list_pages", ends)
     assert store.contents.collect(NOW).removed == 0
     assert len(contents(folder)) == 2
 
@@ -239,5 +239,5 @@ def test_a_name_that_is_no_digest_never_becomes_a_path(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no SHA-256"):
         read_whole(ArtifactFolder(tmp_path), "../../etc/passwd")
     ArtifactFolder(tmp_path).set_up(used=False, installation="one")
-    with pytest.raises(Unreadable, match="missing"):
+    with pytest.raises(ContentUnreadable, match="missing"):
         read_whole(ArtifactFolder(tmp_path), "0" * 64)

@@ -15,7 +15,7 @@ from makeway_quota.backends.base import BackendError
 from makeway_quota.history import retention as history
 from makeway_quota.history.retention import Keep, Retention
 from makeway_quota.store import Store, open_store
-from makeway_quota.store.records import Change, FilesOf
+from makeway_quota.store.records import Change, SharedFiles
 from makeway_quota.store.storage import contents
 from makeway_quota.store.storage.contents import DELETED_AGE
 
@@ -102,7 +102,7 @@ async def test_large_files_go_a_minute_after_a_deletion_unless_they_are_used_aga
     named = {name: [("f", name.encode() * LARGE, False)] for name in "acu"}
     for name, given in named.items():
         ended(leader, job, name, given)
-    leader.add_workload(job("copy"), FilesOf("c"), now=0.0)
+    leader.add_workload(job("copy"), SharedFiles("c"), now=0.0)
     leader.outputs.append(("a", 1, 0), "result", 0, b"r" * LARGE, 10**6)
     older(tmp_path, 3600)
     for name in named:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from makeway_quota.application import store_of
+from makeway_quota.application import open_service_store
 from makeway_quota.settings import load
 from makeway_quota.store.records import Change, NewWorkload
 from makeway_quota.store.store import Store
@@ -45,7 +45,7 @@ def level(store: Store, write: Callable[[], object]) -> int:
 @pytest.mark.parametrize(("backend", "loop"), [("local", NORMAL), ("kubernetes", FULL)])
 def test_an_answer_survives_a_power_cut(tmp_path: Path, backend: str, loop: int) -> None:
     environ = {"MAKEWAY_STATE_DIR": str(tmp_path), "MAKEWAY_BACKEND": backend}
-    store = store_of(load(environ=environ))
+    store = open_service_store(load(environ=environ))
     term = store.take_term("a", 1.0)
     assert level(store, lambda: store.add_workload(job("j1"), now=1.0)) == FULL
     assert level(store, lambda: store.policies.add("version: 1", "root", "", None, 1.0)) == FULL

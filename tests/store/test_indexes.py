@@ -16,9 +16,9 @@ from makeway_quota.store.records import (
     LIVE_STATES,
     Cap,
     Change,
-    FilesOf,
     NewDecision,
     NewWorkload,
+    SharedFiles,
     SubmissionKey,
 )
 from sqlalchemy import event
@@ -172,7 +172,7 @@ def test_what_a_submission_adds_is_found_from_its_contents(sqlite_url: str) -> N
     with statements(store) as recorded:
         store.add_workloads([(item, [("a", b"new", False)], None) for item in new[:2]], now=1.0)
         for item in new[2:]:
-            store.add_workload(item, FilesOf("n0"), now=1.0)
+            store.add_workload(item, SharedFiles("n0"), now=1.0)
     store.close()
     path = sqlite_url.removeprefix("sqlite:///")
     [looked] = [(s, p) for s, p in recorded if "JOIN workloads" in s]

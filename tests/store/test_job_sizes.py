@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from makeway_quota.store import Store
 from makeway_quota.store.accounts import PATH_BYTES, ROW_BYTES
-from makeway_quota.store.records import Attempt, Change, FilesOf
+from makeway_quota.store.records import Attempt, Change, SharedFiles
 from makeway_quota.store.storage.job_sizes import OutputSize
 
 
@@ -16,7 +16,7 @@ def counted(store: Store, owner: str) -> Counter[str]:
     """Count an account anew and return it by kind."""
     store.accounts.recount(owner)
     result: Counter[str] = Counter()
-    for line in store.accounts.listed(owner):
+    for line in store.accounts.list_lines(owner):
         result[line.kind] += line.bytes
     return result
 
@@ -29,7 +29,7 @@ def test_a_deletion_frees_what_the_job_is_said_to_keep(store: Store, job, seed: 
         id, owner, team = f"j{number}", rng.choice(("ana", "bo")), rng.choice(("rnd", "ops"))
         same = [other for other, whose in jobs.items() if whose == owner]
         files = (
-            FilesOf(rng.choice(same))
+            SharedFiles(rng.choice(same))
             if same and rng.random() < 0.3
             else [(f"f{at}", rng.choice(contents), False) for at in range(rng.randrange(4))]
         )
@@ -60,7 +60,7 @@ def test_a_deletion_frees_what_the_job_is_said_to_keep(store: Store, job, seed: 
 def test_the_jobs_that_keep_the_most_are_found_beside_many_that_share_a_file(store: Store, job) -> None:
     store.add_workload(job("first"), [("data", b"x" * 500_000, False)], now=0.0)
     for number in range(60):
-        store.add_workload(job(f"copy{number:02}"), FilesOf("first"), now=1.0)
+        store.add_workload(job(f"copy{number:02}"), SharedFiles("first"), now=1.0)
     store.add_workload(job("alone"), [("own", b"y" * 100_000, False)], now=2.0)
     store.add_workload(job("lives"), [("own", b"z" * 900_000, False)], now=2.0)
     ids = ["first", "alone", *(f"copy{number:02}" for number in range(60))]

@@ -8,7 +8,7 @@ import pytest
 from autoscale.fleet import START
 from makeway_quota.autoscale.step import MachineChanges
 from makeway_quota.history.retention import Keep, Retention
-from makeway_quota.store import Deposed, Store
+from makeway_quota.store import LeadershipLost, Store
 from makeway_quota.store.machines import pruning
 from makeway_quota.store.tables import (
     deployments,
@@ -122,6 +122,6 @@ def test_a_deposed_leader_removes_no_machine(store: Store) -> None:
         lambda: forget.forget_deployments(1e12, 10, term),
         lambda: store.deployments.close("cloud", term, 1.0),
     ):
-        with pytest.raises(Deposed):
+        with pytest.raises(LeadershipLost):
             remove()
     assert counts(store) == before

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from makeway_quota.store import Deposed, Store, StoreError, open_store
+from makeway_quota.store import LeadershipLost, Store, StoreError, open_store
 from makeway_quota.store.records import Change, NewWorkload, Workload
 from makeway_quota.store.replicas import known_rows
 from makeway_quota.store.replicas import replicas as replicas_module
@@ -40,7 +40,7 @@ def test_one_process_holds_the_lock_and_the_next_takes_a_newer_term(store: Store
     taken = other.acquire()
     assert taken is not None
     assert (taken.term, taken.wait) == (2, 0.0), "a clean release need not be waited for"
-    with pytest.raises(Deposed):
+    with pytest.raises(LeadershipLost):
         store.commit([Change("j1")], now=2.0, term=1)
     other.release(2)
 
@@ -100,7 +100,7 @@ def test_a_term_taken_by_force_is_noticed_at_the_next_renewal(
     first, _, store = two_locks
     assert first.acquire() is not None
     store.take_term("an operator", 0.0)
-    with pytest.raises(Deposed, match="an operator holds term 2"):
+    with pytest.raises(LeadershipLost, match="an operator holds term 2"):
         first.renew(1)
 
 

@@ -15,7 +15,7 @@ import pytest
 from makeway_quota.backends.base import BackendError
 from makeway_quota.history import retention as history
 from makeway_quota.history.retention import DAY, FASTEST, AgeClock, Keep, Retention
-from makeway_quota.store import Conflict, Deposed, Store, open_store
+from makeway_quota.store import Conflict, LeadershipLost, Store, open_store
 from makeway_quota.store.database.connections import postgres_engine
 from makeway_quota.store.database.space import SLACK_PAGES
 from makeway_quota.store.errors import NotLeading
@@ -202,7 +202,7 @@ async def test_a_deposed_service_removes_nothing(store: Store, job) -> None:
     store.commit([Change("j1", {"state": "failed", "ended_at": 1.0})], now=1.0)
     first = store.take_term("first", 0.0)
     store.take_term("second", 0.0)
-    with pytest.raises(Deposed):
+    with pytest.raises(LeadershipLost):
         await retention(store, 1e9, Keep(), Folders().purge, first).sweep()
     assert store.workload("j1") is not None
 

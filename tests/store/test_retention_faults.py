@@ -289,7 +289,7 @@ async def test_jobs_without_a_folder_keep_no_other_from_being_measured(
     for _ in range(2):
         await keeper.sweep()
     assert store.accounts.unmeasured(10) == ["b1", "b2", "b3"]
-    kept = {account.kind: account.bytes for account in store.accounts.listed("ana")}
+    kept = {account.kind: account.bytes for account in store.accounts.list_lines("ana")}
     assert kept["folders"] == 1777
 
 
@@ -302,7 +302,7 @@ async def test_a_large_file_that_cannot_be_removed_keeps_no_other(
             store.commit([Change(id, {"state": "failed", "ended_at": 1.0})], now=1.0)
         artifacts = store.contents._artifacts
         assert artifacts is not None
-        remove, bad, tried = artifacts.remove, store.contents.listed(BAD)[0][2], list[str]()
+        remove, bad, tried = artifacts.remove, store.contents.list_files(BAD)[0][2], list[str]()
         newer = 0.0
 
         def removed(stored: Any, before: float) -> bool:
@@ -321,10 +321,10 @@ async def test_a_large_file_that_cannot_be_removed_keeps_no_other(
         await keeper.clear()
         await keeper.clear()
         assert tried.count(bad) == tries, "not again and again between two passes"
-        assert [stored.digest for part in artifacts.listed() for stored in part] == [bad]
+        assert [stored.digest for part in artifacts.list_pages() for stored in part] == [bad]
         monkeypatch.setattr(artifacts, "remove", lambda stored, before: remove(stored, before + newer))
         await keeper.sweep()
-        assert (list(filter(None, artifacts.listed())), keeper.quarantine.size) == ([], 0)
+        assert (list(filter(None, artifacts.list_pages())), keeper.quarantine.size) == ([], 0)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)

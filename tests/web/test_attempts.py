@@ -281,9 +281,9 @@ async def test_logs_of_members_do_not_pass_the_quota_of_their_team_at_the_same_m
                 assert (await asyncio.to_thread(store.accounts.of, "ana", "rnd"))[1] <= 6_000_000 + beside
 
         await asyncio.gather(*map(flood, workers))
-        [kept] = [line for line in store.accounts.listed("ana") if line.kind == "logs"]
+        [kept] = [line for line in store.accounts.list_lines("ana") if line.kind == "logs"]
         await asyncio.to_thread(store.accounts.recount, "ana")
-        assert kept in store.accounts.listed("ana")
+        assert kept in store.accounts.list_lines("ana")
 
 
 async def test_a_flood_of_results_is_slowed_down(web: Portal, worker: Worker) -> None:

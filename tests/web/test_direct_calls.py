@@ -8,7 +8,7 @@ import pytest
 from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
 from fastapi.routing import APIRoute
 from makeway_quota.web import api
-from makeway_quota.web.dependencies import Key, TheServices
+from makeway_quota.web.dependencies import Key, ServicesDep
 from makeway_quota.web.requests.direct_calls import DirectCall, direct_call
 from makeway_quota.web.requests.route_table import RouteTable
 from pydantic import BaseModel
@@ -112,7 +112,7 @@ async def model(x: Sent) -> Sent:
 
 async def two(x: Sent, y: Sent) -> Response: ...  # type: ignore[empty-body]
 async def embedded(x: Annotated[Sent, Body(embed=True)]) -> Response: ...  # type: ignore[empty-body]
-async def nested(services: TheServices, key: Key = None) -> str:
+async def nested(services: ServicesDep, key: Key = None) -> str:
     return ""
 
 

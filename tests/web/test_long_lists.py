@@ -42,4 +42,4 @@ async def test_lists_are_made_outside_the_event_loop(web: Portal, monkeypatch: p
         assert all(thread.startswith("request") for thread in threads)
     assert {line["workload"] for line in (await root.get(f"{API}/jobs/{id}/events")).json()} == {id}
     assert (await root.get(f"{API}/sessions?all=true")).json() == []
-    assert problems.json_list([]).body == b"[]"
+    assert problems.json_list_response([]).body == b"[]"

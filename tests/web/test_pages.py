@@ -136,7 +136,7 @@ async def test_the_changing_part_comes_alone(web: Portal) -> None:
 
 
 async def test_older_decisions_are_on_a_page_of_their_own(web: Portal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("makeway_quota.web.pages.panel.LOGGED", 3)
+    monkeypatch.setattr("makeway_quota.web.pages.panel.LOG_LINES", 3)
     await busy(web)
     browser = await web.browser("root")
     link = re.search(rf'href="({PREFIX}decisions[^"]*)">Older', check(await browser.get(f"{PREFIX}teams/rnd")))

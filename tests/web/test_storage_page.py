@@ -38,7 +38,7 @@ async def test_an_administrator_sees_who_keeps_what_and_deletes_it(web: Portal) 
     assert (store.workload(old), store.workload(new) is not None) == (None, True)
     done = await root.post(f"{PREFIX}storage/delete", data=form | {"days": "0"})
     assert store.workload(new) is None
-    assert store.accounts.listed("ana") == []
+    assert store.accounts.list_lines("ana") == []
 
 
 async def test_others_see_their_own_bytes_and_delete_their_own_jobs(web: Portal) -> None:

@@ -225,7 +225,7 @@ def test_files_of_an_earlier_start_are_not_taken_for_ranks(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_ranks_that_see_different_folders_fail_with_the_reason(tmp_path: Path) -> None:
     quick = AGREED.replace(
-        "rank = int", "from makeway.checkpointing import ranks; ranks.MEETING_SECONDS = 0.5; rank = int"
+        "rank = int", "from makeway.checkpointing import ranks; ranks.RENDEZVOUS_SECONDS = 0.5; rank = int"
     )
     started = [
         start(

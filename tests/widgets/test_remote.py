@@ -29,7 +29,7 @@ from makeway.launcher.pause import MAX_PAUSE, Pause
 from makeway.launcher.remote import RemoteTransport
 from makeway.launcher.report import report_of
 from makeway.launcher.run import LOST_RANK_SECONDS
-from makeway.launcher.service import AttemptEnded, Rejected, Service, Unavailable
+from makeway.launcher.service import AttemptEnded, RequestRejected, Service, ServiceUnavailable
 from makeway.launcher.termination_message import MAX_SIZE, write_termination_message
 
 FOLDER = Path(__file__).parents[2] / "widgets" / "makeway" / "launcher"
@@ -445,7 +445,7 @@ def test_a_replica_that_cannot_answer_now_is_left_for_another(quota: Quota) -> N
     service.post("report", {})
     assert quota.connections == 1
     quota.troubles = {"report": [(503, {"code": "database_unavailable", "detail": "ask another one"})]}
-    with pytest.raises(Unavailable, match="ask another one"):
+    with pytest.raises(ServiceUnavailable, match="ask another one"):
         service.post("report", {})
     service.post("report", {})
     assert quota.connections == 2
@@ -457,7 +457,7 @@ def test_a_replica_that_is_frozen_keeps_no_orders_back_for_long(monkeypatch: pyt
     monkeypatch.setattr("makeway.launcher.service.POLL_MARGIN", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         service = Service(f"http://127.0.0.1:{frozen.getsockname()[1]}/", "first")
-        with pytest.raises(Unavailable, match="timed out"):
+        with pytest.raises(ServiceUnavailable, match="timed out"):
             service.orders("", 0.1)
 
 
@@ -545,7 +545,7 @@ class Kept:
     def append(self, kind: str, offset: int, data: bytes, dropped: bool) -> int:
         self.sent.append((offset, data, dropped))
         if offset > self.known and not dropped:
-            raise Rejected(409, "out_of_place", "missing", {"expected": self.known})
+            raise RequestRejected(409, "out_of_place", "missing", {"expected": self.known})
         self.known = max(self.known, offset + len(data))
         return self.known
 
@@ -773,22 +773,22 @@ def test_answers_mean_what_they_say(quota: Quota) -> None:
     service = Service(quota.url, "first")
     cases: list[tuple[int, Any, type[OSError]]] = [
         (410, {"code": "attempt_ended", "detail": "over"}, AttemptEnded),
-        (422, {"code": "invalid", "detail": "no"}, Rejected),
-        (404, {}, Unavailable),
-        (401, {"code": "unauthorized", "detail": "no"}, Unavailable),
-        (500, {"code": "internal", "detail": "no"}, Unavailable),
-        (503, {"code": "busy", "detail": "later"}, Unavailable),
-        (200, [], Unavailable),
+        (422, {"code": "invalid", "detail": "no"}, RequestRejected),
+        (404, {}, ServiceUnavailable),
+        (401, {"code": "unauthorized", "detail": "no"}, ServiceUnavailable),
+        (500, {"code": "internal", "detail": "no"}, ServiceUnavailable),
+        (503, {"code": "busy", "detail": "later"}, ServiceUnavailable),
+        (200, [], ServiceUnavailable),
     ]
     for status, answer, kind in cases:
         quota.troubles = {"report": [(status, answer)]}
         with pytest.raises(kind) as raised:
             service.post("report", {})
-        if isinstance(raised.value, Unavailable):
+        if isinstance(raised.value, ServiceUnavailable):
             assert raised.value.wait == (1.0 if status == 503 else 0.0)
     assert service.post("report", {})["heartbeat"] == 0.2
     quota.down.set()
-    with pytest.raises(Unavailable, match="does not answer"):
+    with pytest.raises(ServiceUnavailable, match="does not answer"):
         service.post("report", {})
     quota.down.clear()
     assert service.post("report", {})["heartbeat"] == 0.2, "a connection that broke is opened again"
@@ -959,7 +959,7 @@ def test_no_more_of_a_result_is_sent_after_its_last_moment(quota: Quota, tmp_pat
     far = RemoteTransport(Service(quota.url, "t"), {})
     with opened(tmp_path) as (here, log):
         Path(here.path("result.pkl")).write_bytes(b"r" * 3 * log_sender.PART)
-        with pytest.raises(Unavailable, match="the time is up"):
+        with pytest.raises(ServiceUnavailable, match="the time is up"):
             far._send_file(here, "result", "result.pkl", log.note, time.monotonic())
     far._service.close()
     assert len(quota.outputs["result"]) == log_sender.PART

@@ -293,7 +293,7 @@ def _saved(attempt: Attempt) -> str:
 
 
 def _nodes(data: Job) -> str:
-    nodes = listed(dict.fromkeys(grant.node for grant in data.placement))
+    nodes = listed(dict.fromkeys(worker.node for worker in data.placement))
     return f" on {nodes}" if nodes else ""
 
 

@@ -39,7 +39,7 @@ from .inventory import Device, Holder, Image, Node, Policy, Pool, Profile, Quota
 from .people import GiveRequest, PersonRequest, PersonWork
 from .policies import PolicyCheck, PolicyIssue, PolicyRequest, PolicyVersion, Preview, WorkloadEffect
 from .progress import JobProgress, ProgressCurve
-from .retention import Kept, RetentionReport
+from .retention import RecordRetention, RetentionReport
 from .storage import (
     AttemptStorage,
     JobStorage,
@@ -60,7 +60,6 @@ from .workloads import (
     CloneRequest,
     DryRun,
     FileIn,
-    Grant,
     Job,
     JobPage,
     JobRequest,
@@ -69,6 +68,7 @@ from .workloads import (
     Notice,
     Session,
     SessionRequest,
+    WorkerPlacement,
 )
 
 __all__ = [
@@ -93,7 +93,6 @@ __all__ = [
     "Event",
     "FileIn",
     "GiveRequest",
-    "Grant",
     "Health",
     "Holder",
     "Image",
@@ -102,7 +101,6 @@ __all__ = [
     "JobProgress",
     "JobRequest",
     "JobStorage",
-    "Kept",
     "Kind",
     "LaunchHold",
     "Lending",
@@ -134,6 +132,7 @@ __all__ = [
     "ProgressCurve",
     "QuotaLine",
     "Reason",
+    "RecordRetention",
     "RequestBody",
     "Resealed",
     "RetentionReport",
@@ -154,5 +153,6 @@ __all__ = [
     "UserName",
     "Victim",
     "Wire",
+    "WorkerPlacement",
     "WorkloadEffect",
 ]

@@ -9,7 +9,7 @@ from pydantic import Field
 from .base import Wire
 
 
-class Kept(Wire):
+class RecordRetention(Wire):
     """One kind of record: how many there are, the oldest, and how long they are kept."""
 
     kind: str = Field(description="workloads, decisions or events")
@@ -23,7 +23,7 @@ class RetentionReport(Wire):
     """The retention as of its last pass; `at` is null before the first."""
 
     at: datetime | None = None
-    kept: list[Kept] = Field(default_factory=list)
+    kept: list[RecordRetention] = Field(default_factory=list)
     removed: dict[str, int] = Field(default_factory=dict, description="what the last pass removed, by kind")
     folders_failed: int = Field(default=0, description="folders of removed jobs that could not be purged")
     database_bytes: int = 0

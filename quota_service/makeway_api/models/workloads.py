@@ -11,7 +11,7 @@ from .progress import JobProgress
 from .usage import Offer
 
 
-class Grant(Wire):
+class WorkerPlacement(Wire):
     """One worker's devices on one node."""
 
     node: str
@@ -67,7 +67,7 @@ class Session(Wire):
     state: State
     phase: str
     reason: Reason | None = None
-    placement: list[Grant] = Field(default_factory=list)
+    placement: list[WorkerPlacement] = Field(default_factory=list)
     resource: str | None = Field(None, description="what pods request for its GPUs on a cluster")
     tolerations: list[str] = Field(
         default_factory=list, description="taints that its pod tolerates on a cluster besides that of the resource"
@@ -159,7 +159,7 @@ class Attempt(Wire):
     number: int
     started_at: datetime
     ended_at: datetime | None = None
-    placement: list[Grant] = Field(default_factory=list)
+    placement: list[WorkerPlacement] = Field(default_factory=list)
     outcome: str | None = None
     exit_code: int | None = None
     message: str = ""
@@ -200,7 +200,7 @@ class Job(Wire):
         "more than half of its grace",
     )
     notice: Notice | None = None
-    placement: list[Grant] = Field(default_factory=list)
+    placement: list[WorkerPlacement] = Field(default_factory=list)
     attempts: list[Attempt] = Field(default_factory=list)
     command: list[str] = Field(default_factory=list)
     source: str = ""

@@ -19,7 +19,7 @@ ORPHAN_AGE = 86_400.0
 """Seconds for which a content to which no row refers is kept: its row may be about to be written"""
 
 
-class Unreadable(Exception):
+class ContentUnreadable(Exception):
     """A content is missing or damaged; the sentence says which."""
 
 
@@ -28,7 +28,7 @@ class ArtifactsUnavailable(OSError):
 
 
 class StoredContent(NamedTuple):
-    """A content, or what an interrupted write left (`digest` is empty), as `Artifacts.listed` finds it."""
+    """A content, or what an interrupted write left (`digest` is empty), as `Artifacts.list_pages` finds it."""
 
     digest: str
     place: str
@@ -44,17 +44,17 @@ class Artifacts(Protocol):
     def where(self) -> str:
         """What and where it is, for messages: `the folder /srv/artifacts`."""
 
-    def put(self, digest: str, size: int, chunks: Iterable[bytes], *, anew: bool = False) -> None:
-        """Write a content, or refresh the one that is there; Unreadable if the chunks are not that content.
+    def put(self, digest: str, size: int, chunks: Iterable[bytes], *, refresh: bool = False) -> None:
+        """Write a content, or refresh the one that is there; ContentUnreadable if the chunks are not that content.
 
-        Any number of writers may put the same content at once. `anew`: it may be about to be removed, so that a recent
-        one is not enough where a storage cannot refresh it.
+        Any number of writers may put the same content at once. `refresh`: the content may be about to be removed, so
+        that a recent one is not enough where a storage cannot refresh it.
         """
 
     def read(self, digest: str) -> Iterator[bytes]:
-        """Yield a content in chunks, the last one only if the digest is right; Unreadable otherwise."""
+        """Yield a content in chunks, the last one only if the digest is right; ContentUnreadable otherwise."""
 
-    def listed(self) -> Iterator[list[StoredContent]]:
+    def list_pages(self) -> Iterator[list[StoredContent]]:
         """Yield all contents and what interrupted writes left, page by page."""
 
     def entries(self, digest: str) -> list[StoredContent]:
@@ -81,7 +81,7 @@ def valid_digest(digest: str) -> str:
 
 
 def verified_chunks(digest: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield chunks, the last one only if all of them are the content of this digest; Unreadable otherwise."""
+    """Yield chunks, the last one only if all of them are the content of this digest; ContentUnreadable otherwise."""
     known, held = hashlib.sha256(), b""
     for chunk in chunks:
         if held:
@@ -89,15 +89,15 @@ def verified_chunks(digest: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
         known.update(chunk)
         held = chunk
     if known.hexdigest() != digest:
-        raise Unreadable("its content is damaged")
+        raise ContentUnreadable("its content is damaged")
     yield held
 
 
 def read_whole(artifacts: Artifacts, digest: str) -> bytes:
-    """Return a content in one piece; Unreadable, or OSError while it cannot be read."""
+    """Return a content in one piece; ContentUnreadable, or OSError while it cannot be read."""
     return b"".join(artifacts.read(digest))
 
 
-def put_bytes(artifacts: Artifacts, digest: str, data: bytes, *, anew: bool = False) -> None:
+def put_bytes(artifacts: Artifacts, digest: str, data: bytes, *, refresh: bool = False) -> None:
     """Write a content that is in memory, as `Artifacts.put`."""
-    artifacts.put(digest, len(data), [data[at : at + CHUNK] for at in range(0, len(data), CHUNK)], anew=anew)
+    artifacts.put(digest, len(data), [data[at : at + CHUNK] for at in range(0, len(data), CHUNK)], refresh=refresh)

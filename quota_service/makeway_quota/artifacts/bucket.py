@@ -30,20 +30,28 @@ from botocore.exceptions import (
     NoRegionError,
 )
 
-from .base import CHUNK, ORPHAN_AGE, ArtifactsUnavailable, StoredContent, Unreadable, valid_digest, verified_chunks
+from .base import (
+    CHUNK,
+    ORPHAN_AGE,
+    ArtifactsUnavailable,
+    ContentUnreadable,
+    StoredContent,
+    valid_digest,
+    verified_chunks,
+)
 
 log = logging.getLogger("makeway.artifacts")
 
-PART = 8 * 2**20
+PART_BYTES = 8 * 2**20
 """Bytes of one part of a multipart upload, which is what is in memory of a content"""
-RECENT = ORPHAN_AGE / 2
+RECENT_SECONDS = ORPHAN_AGE / 2
 """Seconds for which `put` needs no new upload: the one that is there is kept for at least as long again"""
-MARK = "makeway-installation"
+OWNER_KEY = "makeway-installation"
 """The object that names the installation"""
 MAX_TRIES = 3
 """Attempts of a reader to find a content: the key that it found may have been superseded and removed"""
 
-OPTIONS = Config(
+CLIENT_CONFIG = Config(
     connect_timeout=5,
     read_timeout=30,
     max_pool_connections=16,
@@ -53,7 +61,7 @@ OPTIONS = Config(
     response_checksum_validation="when_required",
     user_agent_extra="makeway",
 )
-TRANSFER = TransferConfig(multipart_threshold=PART, multipart_chunksize=PART, use_threads=False)
+TRANSFER = TransferConfig(multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, use_threads=False)
 
 
 class ArtifactBucket:
@@ -68,42 +76,42 @@ class ArtifactBucket:
         prefix = parts.path.strip("/")
         self._prefix = f"{prefix}/" if prefix else ""
         self.where = f"the bucket s3://{self._bucket}/{prefix}".rstrip("/")
-        self._used, self._installation, self._marked = False, "", False
-        with self._explained():
-            self._client = client or boto3.session.Session().client("s3", config=OPTIONS)
+        self._has_contents, self._installation, self._is_owner = False, "", False
+        with self._errors_explained():
+            self._client = client or boto3.session.Session().client("s3", config=CLIENT_CONFIG)
 
-    def put(self, digest: str, size: int, chunks: Iterable[bytes], *, anew: bool = False) -> None:
-        """Upload a content, unless there is a recent upload of it, and it is not wanted `anew`."""
-        with self._explained():
-            if not self._marked:
-                self._check_mark()
+    def put(self, digest: str, size: int, chunks: Iterable[bytes], *, refresh: bool = False) -> None:
+        """Upload a content, unless there is a recent upload of it; with `refresh` also then."""
+        with self._errors_explained():
+            if not self._is_owner:
+                self._check_owner()
             newest, now = self._newest(valid_digest(digest))
-            if not anew and newest is not None and newest.size == size and newest.at > now - RECENT:
+            if not refresh and newest is not None and newest.size == size and newest.at > now - RECENT_SECONDS:
                 return
             key = f"{self._prefix}{digest}/{os.urandom(8).hex()}"
             self._client.upload_fileobj(_Reader(verified_chunks(digest, chunks)), self._bucket, key, Config=TRANSFER)
 
     def read(self, digest: str) -> Iterator[bytes]:
-        """Yield a content in chunks; Unreadable where it is missing or damaged."""
-        yield from verified_chunks(digest, self._downloaded(valid_digest(digest)))
+        """Yield a content in chunks; ContentUnreadable where it is missing or damaged."""
+        yield from verified_chunks(digest, self._download(valid_digest(digest)))
 
-    def listed(self) -> Iterator[list[StoredContent]]:
-        """Yield uploads; superseded and incomplete ones as what interrupted writes left."""
-        with self._explained():
-            self._check_mark()
+    def list_pages(self) -> Iterator[list[StoredContent]]:
+        """Yield uploads page by page; superseded and incomplete ones as what interrupted writes left."""
+        with self._errors_explained():
+            self._check_owner()
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
-            held: list[StoredContent] = []  # the uploads of a page's last content: the next page may have more of them
+            last_group: list[StoredContent] = []  # the last content of a page may have more uploads on the next page
             for page in pages:
-                result = held + [stored for item in page.get("Contents", ()) if (stored := self._stored(item))]
-                held = [stored for stored in result if stored.digest == result[-1].digest]
-                yield _superseded(result[: len(result) - len(held)])
-            yield _superseded(held)
+                result = last_group + self._parse_objects(page)
+                last_group = [stored for stored in result if stored.digest == result[-1].digest]
+                yield _mark_superseded(result[: len(result) - len(last_group)])
+            yield _mark_superseded(last_group)
             yield self._incomplete()
 
     def entries(self, digest: str) -> list[StoredContent]:
         """Return the uploads of a content."""
-        with self._explained():
-            self._check_mark()
+        with self._errors_explained():
+            self._check_owner()
             return self._uploads(valid_digest(digest))[0]
 
     def remove(self, stored: StoredContent, before: float) -> bool:
@@ -111,7 +119,7 @@ class ArtifactBucket:
         if stored.at >= before:
             return False
         key, _, upload = stored.place.partition("?")
-        with self._explained():
+        with self._errors_explained():
             if upload:
                 self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload)
             else:
@@ -120,15 +128,15 @@ class ArtifactBucket:
 
     def now(self) -> float:
         """Return the time by the clock of the object storage."""
-        with self._explained():
-            return _date(self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1))
+        with self._errors_explained():
+            return _server_time(self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1))
 
     def set_up(self, used: bool, installation: str) -> None:
         """Check that the bucket can be used; a storage that does not answer now keeps no service from starting.
 
         ArtifactsUnavailable where it belongs to another installation, or lacks the contents that are `used`.
         """
-        self._used, self._installation = used, installation
+        self._has_contents, self._installation = used, installation
         try:
             self.check()
         except ArtifactsUnavailable as error:
@@ -140,32 +148,32 @@ class ArtifactBucket:
     def check(self) -> None:
         """Raise ArtifactsUnavailable unless the bucket can be listed and belongs to this installation."""
         self.now()
-        with self._explained():
-            self._check_mark()
+        with self._errors_explained():
+            self._check_owner()
 
-    def _check_mark(self) -> None:
-        """Check whose contents are here; mark the bucket where there are none yet."""
+    def _check_owner(self) -> None:
+        """Raise ArtifactsUnavailable unless the bucket is of this installation, which takes one that is of none."""
         if not self._installation:
             return
-        mark = {"Bucket": self._bucket, "Key": f"{self._prefix}{MARK}"}
+        mark = {"Bucket": self._bucket, "Key": f"{self._prefix}{OWNER_KEY}"}
         try:
             with closing(self._client.get_object(**mark)["Body"]) as body:
                 result = body.read(1000).decode("utf-8", "replace").strip()
         except self._client.exceptions.NoSuchKey:
-            if self._used:
+            if self._has_contents:
                 raise ArtifactsUnavailable(
                     f"{self.where} has no contents of this installation, which has some elsewhere; name the place "
                     f"where they are, or copy them and then write “{self._installation}” into the object {mark['Key']}"
                 ) from None
             self._client.put_object(**mark, Body=self._installation.encode())
             result = self._installation
-        self._marked = result == self._installation
-        if not self._marked:
+        self._is_owner = result == self._installation
+        if not self._is_owner:
             raise ArtifactsUnavailable(
                 f"{self.where} belongs to another installation, whose contents this one would remove; choose another "
                 f"prefix, or, if no installation uses them any more, remove the object {mark['Key']}"
             )
-        self._used = True
+        self._has_contents = True
 
     def _newest(self, digest: str) -> tuple[StoredContent | None, float]:
         """Return the newest upload of a content, and the time by the storage's clock."""
@@ -174,10 +182,10 @@ class ArtifactBucket:
 
     def _uploads(self, digest: str) -> tuple[list[StoredContent], float]:
         answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=f"{self._prefix}{digest}/")
-        return [stored for item in answer.get("Contents", ()) if (stored := self._stored(item))], _date(answer)
+        return self._parse_objects(answer), _server_time(answer)
 
-    def _downloaded(self, digest: str) -> Iterator[bytes]:
-        with self._explained():
+    def _download(self, digest: str) -> Iterator[bytes]:
+        with self._errors_explained():
             for _ in range(MAX_TRIES):
                 newest, _ = self._newest(digest)
                 if newest is None:
@@ -191,10 +199,13 @@ class ArtifactBucket:
                 finally:
                     body.close()
                 return
-        raise Unreadable("its content is missing")
+        raise ContentUnreadable("its content is missing")
 
-    def _stored(self, entry: dict[str, Any]) -> StoredContent | None:
-        """Describe an object; None for one that Makeway did not write."""
+    def _parse_objects(self, page: dict[str, Any]) -> list[StoredContent]:
+        return [stored for item in page.get("Contents", ()) if (stored := self._parse_object(item))]
+
+    def _parse_object(self, entry: dict[str, Any]) -> StoredContent | None:
+        """Return an object of the bucket as an upload; None for one that Makeway did not write."""
         digest, _, name = str(entry["Key"])[len(self._prefix) :].partition("/")
         try:
             valid_digest(digest)
@@ -209,11 +220,11 @@ class ArtifactBucket:
             StoredContent("", f"{item['Key']}?{item['UploadId']}", 0, item["Initiated"].timestamp())
             for page in pages
             for item in page.get("Uploads", ())
-            if self._stored({"Size": 0, "LastModified": item["Initiated"], "Key": item["Key"]})
+            if self._parse_object({"Size": 0, "LastModified": item["Initiated"], "Key": item["Key"]})
         ]
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _errors_explained(self) -> Iterator[None]:
         """Turn the errors of the SDK into ArtifactsUnavailable with a sentence."""
         try:
             yield
@@ -233,20 +244,20 @@ class _Reader(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         """Return `size` bytes; fewer only at the end."""
-        parts, got = [self._rest], len(self._rest)
-        while size < 0 or got < size:
+        parts, length = [self._rest], len(self._rest)
+        while size < 0 or length < size:
             chunk = next(self._chunks, b"")
             if not chunk:
                 break
             parts.append(chunk)
-            got += len(chunk)
+            length += len(chunk)
         whole = b"".join(parts)
         end = len(whole) if size < 0 else size
         self._rest = whole[end:]
         return whole[:end]
 
 
-def _superseded(uploads: list[StoredContent]) -> list[StoredContent]:
+def _mark_superseded(uploads: list[StoredContent]) -> list[StoredContent]:
     """Return uploads, all but the newest of each content without their digest, so that no row keeps them."""
     newest: dict[str, StoredContent] = {}
     for stored in uploads:
@@ -264,7 +275,7 @@ def _is_temporary(error: BaseException | None) -> bool:
     return isinstance(error, (ConnectionError, HTTPClientError))
 
 
-def _date(answer: dict[str, Any]) -> float:
+def _server_time(answer: dict[str, Any]) -> float:
     return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
 
 

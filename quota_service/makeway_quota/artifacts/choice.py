@@ -8,7 +8,7 @@ from .base import Artifacts
 from .folder import ArtifactFolder
 
 
-def chosen(folder: Path | None, s3: str) -> Artifacts | None:
+def make_artifacts(folder: Path | None, s3: str) -> Artifacts | None:
     """Return the bucket or the folder that the settings name, None where they name neither; ValueError for both."""
     if not s3:
         return None if folder is None else ArtifactFolder(folder)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .base import CHUNK, DIGEST, ArtifactsUnavailable, StoredContent, Unreadable, valid_digest, verified_chunks
+from .base import CHUNK, DIGEST, ArtifactsUnavailable, ContentUnreadable, StoredContent, valid_digest, verified_chunks
 
 LOCK = "lock"
 
@@ -30,12 +30,12 @@ class ArtifactFolder:
         """What and where it is, for messages."""
         return f"the folder {self.root}"
 
-    def put(self, digest: str, size: int, chunks: Iterable[bytes], *, anew: bool = False) -> None:
-        """Write a content, or refresh the one that is there if it is whole, also where it is wanted `anew`."""
+    def put(self, digest: str, size: int, chunks: Iterable[bytes], *, refresh: bool = False) -> None:
+        """Write a content; one that is there and complete is refreshed instead, with or without `refresh`."""
         path = self._path(digest)
         self.check()
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        with suppress(OSError, Unreadable):  # one that cannot be read, or is damaged, is written anew
+        with suppress(OSError, ContentUnreadable):  # one that cannot be read, or is damaged, is written anew
             with self._locked():
                 os.utime(path)
             for _ in verified_chunks(digest, _chunks(path)):
@@ -56,14 +56,14 @@ class ArtifactFolder:
         _sync(path.parent)
 
     def read(self, digest: str) -> Iterator[bytes]:
-        """Yield a content in chunks; Unreadable where it is missing or damaged."""
+        """Yield a content in chunks; ContentUnreadable where it is missing or damaged."""
         try:
             yield from verified_chunks(digest, _chunks(self._path(digest)))
         except FileNotFoundError:
             self.check()
-            raise Unreadable("its content is missing") from None
+            raise ContentUnreadable("its content is missing") from None
 
-    def listed(self) -> Iterator[list[StoredContent]]:
+    def list_pages(self) -> Iterator[list[StoredContent]]:
         """Yield the contents and what interrupted writes left, folder by folder.
 
         The error of a folder that cannot be read comes after all others.

@@ -68,12 +68,12 @@ def _machines(settings: BackendSettings) -> Backend:
     return backend_of(settings.machines)
 
 
-MAKERS: Mapping[str, Callable[[BackendSettings], Backend]] = {
+BACKEND_FACTORIES: Mapping[str, Callable[[BackendSettings], Backend]] = {
     "local": _local,
     "kubernetes": _kubernetes,
     "machines": _machines,
 }
-"""What makes each backend that a setting may name"""
+"""The function that makes each backend, by the name in the setting"""
 
 
 def backend_names(setting: str) -> tuple[str, ...]:
@@ -84,10 +84,10 @@ def backend_names(setting: str) -> tuple[str, ...]:
 def checked_names(setting: str) -> str:
     """Return the setting without spaces; ValueError where it names an unknown backend, none, or one twice."""
     names = backend_names(setting)
-    if not names or len(set(names)) < len(names) or any(name not in MAKERS for name in names):
+    if not names or len(set(names)) < len(names) or any(name not in BACKEND_FACTORIES for name in names):
         raise ValueError(
-            f"MAKEWAY_BACKEND={setting!r} is not accepted: use {' or '.join(MAKERS)}, or several of them, each once, "
-            "separated by commas."
+            f"MAKEWAY_BACKEND={setting!r} is not accepted: use {' or '.join(BACKEND_FACTORIES)}, or several of them, "
+            "each once, separated by commas."
         )
     if names[0] == "machines":
         raise ValueError(
@@ -99,7 +99,7 @@ def checked_names(setting: str) -> str:
 
 def make_backend(settings: BackendSettings) -> Backend:
     """Return the backend that runs the jobs, or one that routes to several; ValueError where settings are missing."""
-    backends = [MAKERS[name](settings) for name in backend_names(settings.backend)]
+    backends = [BACKEND_FACTORIES[name](settings) for name in backend_names(settings.backend)]
     return backends[0] if len(backends) == 1 else RoutingBackend(backends)
 
 

@@ -19,7 +19,7 @@ from ..backends.base import BackendError, Observation, Phase
 from ..engine.plan import Demand
 from ..metrics import CYCLE_SECONDS, LEADER, count_decisions
 from ..quarantine import concerns_all
-from ..store.errors import Deposed, NotLeading, StoreError
+from ..store.errors import LeadershipLost, NotLeading, StoreError
 from ..store.records import NewDecision, Workload
 from ..wording import Names
 from .actuate import Actuator, StartResults
@@ -43,15 +43,15 @@ WRITING = "writing its changes"
 MIN_CYCLE_SECONDS = 0.01
 """Seconds from one cycle to the next: what happens within them is decided together."""
 
-MAX_REST = 0.25
+MAX_REST_SECONDS = 0.25
 """Seconds between two cycles, at most. A cycle is followed by a rest as long as itself, in which requests have the
 processor for themselves: on a busy machine fewer cycles decide more each. A person who waits for a session ends it."""
 
-PART = 200
+CHANGES_PER_COMMIT = 200
 """Changes of a plan that are written and actuated together: where hundreds start at once, the first need not wait for
 the last to be written."""
 
-DRAIN_EVERY = 30.0
+DRAIN_SECONDS = 30.0
 """Seconds after which a follower drops what was collected for a cycle."""
 
 MAX_ROUNDS = 5
@@ -141,7 +141,7 @@ class Loop:
             try:
                 await self._once()
                 self.world.failure, self.world.cycled = None, True
-            except Deposed as error:
+            except LeadershipLost as error:
                 self.leader.step_down(str(error), error.term)
             except NotLeading as error:
                 log.warning("A cycle was broken off: %s", error)
@@ -200,7 +200,7 @@ class Loop:
         if self.backend.shared:
             self.world.observe(await self.backend.observe(self.world.since))
         rows = await self.world.rows_as_of_now()
-        if time.monotonic() - self._drained_at > DRAIN_EVERY:
+        if time.monotonic() - self._drained_at > DRAIN_SECONDS:
             self._drained_at = time.monotonic()
             self.world.changes(rows, self.clock())
             self.world.pending_changes.resync()
@@ -238,13 +238,13 @@ class Loop:
         started = StartResults()
         now = await self._observe()
         changed = await self._reconcile(now)
-        change_set, unplanned = await self._plan(now, explain)
+        change_set, plan_error = await self._plan(now, explain)
         changed |= await self._apply(change_set, started, now)
         changed |= await self._actuate(started, now)
-        await self._tell_machines(observed_at)
+        await self._report_demand(observed_at)
         await self._record(now)
-        if unplanned is not None:
-            raise unplanned
+        if plan_error is not None:
+            raise plan_error
         self._end_cycle(time.perf_counter() - began_at)
         return changed
 
@@ -260,7 +260,7 @@ class Loop:
         observation = pending_changes.observation(now)
         if ended := [status.workload for status in observation.attempts if status.phase in (Phase.EXITED, Phase.LOST)]:
             await self._write_progress(ended)
-        reconciled, overdue, expired = self._reported(rows, observation, now), ChangeSet(), ChangeSet()
+        reconciled, overdue, expired = self._reconciled(rows, observation, now), ChangeSet(), ChangeSet()
         note_launched(reconciled, pending_changes.launch_times_to_store(now))
         with quarantine.step("keeping to time limits"):
             overdue = self.limits.overdue(rows, observation.attempts, self.world.observed.attempts, now)
@@ -270,7 +270,7 @@ class Loop:
         for change_set in (reconciled, overdue, expired):
             changed |= await self._commit(change_set, now)
         with quarantine.step("trying jobs again where nodes came back"):
-            changed |= await self._try_soon(now)
+            changed |= await self._retry_on_returned(now)
         return changed
 
     async def _write_progress(self, ended: Sequence[str]) -> None:
@@ -282,7 +282,7 @@ class Loop:
 
     async def _apply(self, change_set: ChangeSet, started: StartResults, now: float) -> bool:
         """Write what was decided, and start each part of it at once; return whether the store changed."""
-        changed = await self._carry_out(change_set, started, now)
+        changed = await self._apply_parts(change_set, started, now)
         with self.world.quarantine.step("holding work of people who left their teams"):
             changed |= await self._hold(await self.world.rows_as_of_now(), now)
         return changed
@@ -300,7 +300,7 @@ class Loop:
         await self._commit(started.reasons, now)
         return changed
 
-    async def _tell_machines(self, observed_at: float) -> None:
+    async def _report_demand(self, observed_at: float) -> None:
         """Report what this cycle knows of the work that machines are for."""
         if (machines := self.machine_loop) is None or not machines.active or self._demand is None:
             return
@@ -311,16 +311,16 @@ class Loop:
 
     async def _record(self, now: float) -> None:
         """Write what was measured, and forget what this cycle looked at."""
-        await self._keep_histories(now)
+        await self._write_borrowed(now)
         self.world.pending_changes.end_cycle()
         self.world.quarantine.tidy()
 
-    def _end_cycle(self, took: float) -> None:
+    def _end_cycle(self, duration: float) -> None:
         """Count a cycle of `took` seconds, and set when the next one may begin."""
         self.cycles += 1
         self.last_cycle_at = time.monotonic()
-        self._not_before = self.last_cycle_at + min(MAX_REST, max(MIN_CYCLE_SECONDS - took, took))
-        CYCLE_SECONDS.observe(took)
+        self._not_before = self.last_cycle_at + min(MAX_REST_SECONDS, max(MIN_CYCLE_SECONDS - duration, duration))
+        CYCLE_SECONDS.observe(duration)
 
     async def _plan(self, now: float, explain: bool) -> tuple[ChangeSet, Exception | None]:
         """Return what the engine decides, or why it decides nothing: what was decided before is carried out anyway."""
@@ -328,13 +328,13 @@ class Loop:
         if not (self.world.observed.synced and (self.machine_loop is None or self.machine_loop.may_plan(self.world))):
             return ChangeSet(), None  # without its nodes, or those that boot, the engine would give away what is kept
         try:
-            return await self._decided(rows, now, explain), None
+            return await self._plan_changes(rows, now, explain), None
         except Exception as error:
             if concerns_all(error):
                 raise
             return ChangeSet(), error
 
-    async def _decided(self, rows: Mapping[str, Workload], now: float, explain: bool) -> ChangeSet:
+    async def _plan_changes(self, rows: Mapping[str, Workload], now: float, explain: bool) -> ChangeSet:
         """Return what the engine decides."""
         planned_at = time.perf_counter()
         self._planner.demand = (machines := self.machine_loop) is not None and machines.prepare(self.world)
@@ -362,10 +362,10 @@ class Loop:
             self._explaining.skipped()
         return change_set
 
-    async def _carry_out(self, change_set: ChangeSet, started: StartResults, now: float) -> bool:
+    async def _apply_parts(self, change_set: ChangeSet, started: StartResults, now: float) -> bool:
         """Commit a plan part by part, and start what each part starts; return whether the store changed."""
         changed = False
-        for part in change_set.parts(PART):
+        for part in change_set.parts(CHANGES_PER_COMMIT):
             if await self._commit(part, now):
                 changed = True
                 rows = await self.world.holding()
@@ -382,11 +382,11 @@ class Loop:
             await people.load()
         held = [id for id in self.world.held() if (row := rows.get(id)) is not None and people.excludes(row, document)]
         changed = False
-        for part in holds(rows, held, people, self._names(rows), now, self.world.quarantine).parts(PART):
+        for part in holds(rows, held, people, self._names(rows), now, self.world.quarantine).parts(CHANGES_PER_COMMIT):
             changed |= await self._commit(part, now)
         return changed
 
-    async def _try_soon(self, now: float) -> bool:
+    async def _retry_on_returned(self, now: float) -> bool:
         """Have jobs in backoff tried soon where nodes came back; return whether the store changed."""
         returned, change_set = set(self.world.returned), ChangeSet()
         if returned:
@@ -458,7 +458,7 @@ class Loop:
     def _names(self, rows: Mapping[str, Workload]) -> Names:
         return names_of(self.world.document.policies, rows, self.world.document)
 
-    def _reported(
+    def _reconciled(
         self, rows: Mapping[str, Workload], observation: Observation, now: float, *, stopping: bool = False
     ) -> ChangeSet:
         return reconcile(
@@ -475,7 +475,7 @@ class Loop:
             quarantine=self.world.quarantine,
         )
 
-    async def _keep_histories(self, now: float, at_once: bool = False) -> None:
+    async def _write_borrowed(self, now: float, at_once: bool = False) -> None:
         """Write what was borrowed, where it is not what the last value has decayed to."""
         with self.world.quarantine.step("writing what teams borrowed"):
             milli = self.world.accounting.unwritten(at_once)
@@ -485,16 +485,16 @@ class Loop:
 
     async def close(self, *, stop_jobs: bool) -> None:
         """Close the backend; a leader with `stop_jobs` waits until the jobs have saved, and records how they ended."""
-        leads = self.term is not None and self.leader.term == self.term
+        is_leader = self.term is not None and self.leader.term == self.term
         try:
-            await self.backend.close(stop_jobs=stop_jobs and leads)
-            if stop_jobs and leads:
+            await self.backend.close(stop_jobs=stop_jobs and is_leader)
+            if stop_jobs and is_leader:
                 observation = await self.backend.observe()
                 rows = await self.world.rows()
                 now = self.clock()
-                await self._commit(self._reported(rows, observation, now, stopping=True), now)
+                await self._commit(self._reconciled(rows, observation, now, stopping=True), now)
                 await self.world.rows()
-            if leads:
-                await self._keep_histories(self.clock(), at_once=True)
+            if is_leader:
+                await self._write_borrowed(self.clock(), at_once=True)
         except (BackendError, NotLeading, OSError) as error:
             log.warning("Stopping the jobs did not go as it should: %s", error)

@@ -208,7 +208,7 @@ async def check_claim_templates(cluster: ClusterAccess) -> Iterable[Finding]:
 
 async def check_limits(cluster: ClusterAccess) -> Iterable[Finding]:
     """Return quotas of the namespace that are used up or closed; LimitRanges show in the dry run."""
-    quotas = await cluster.listed(f"/api/v1/namespaces/{cluster.work_namespace}/resourcequotas")
+    quotas = await cluster.list_objects(f"/api/v1/namespaces/{cluster.work_namespace}/resourcequotas")
     return [finding for quota in quotas or () for finding in _used_up(cluster, quota)]
 
 

@@ -54,7 +54,7 @@ class ClusterAccess:
             self._nodes = sorted((project_node(item) for item in answer.get("items") or ()), key=lambda item: item.name)
         return self._nodes
 
-    async def listed(self, path: str) -> list[Object] | None:
+    async def list_objects(self, path: str) -> list[Object] | None:
         """Return the objects of a list; None where the account may not look."""
         try:
             return list((await self.client.get(path)).get("items") or ())

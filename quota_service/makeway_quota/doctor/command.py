@@ -16,7 +16,7 @@ from ..autoscale.document import read_deployment
 from ..backends.kubernetes.api.client import ApiClient, ApiStatusError, ApiUnreachable
 from ..backends.kubernetes.api.connection import connection
 from ..backends.kubernetes.settings import check_worker_url
-from ..policy import Document, PolicyInvalid, read
+from ..policy import Document, PolicyInvalid, read_policy
 from ..settings import ServiceSettings
 from ..store.database.postgres_check import stored_deployments, stored_policy
 from ..store.errors import StoreError
@@ -165,11 +165,11 @@ def _policy(settings: ServiceSettings) -> tuple[Document | None, list[Finding]]:
     try:
         stored = stored_policy(settings.db_url)
         if stored is not None:
-            return read(stored, where, stored=True), []
+            return read_policy(stored, where, stored=True), []
         if settings.policy_file is None:
             return None, []
         where = str(settings.policy_file)
-        return read(settings.policy_file.read_text(encoding="utf-8"), where), []
+        return read_policy(settings.policy_file.read_text(encoding="utf-8"), where), []
     except (OSError, UnicodeDecodeError, PolicyInvalid, StoreError) as error:
         words = str(error).strip().splitlines()[:1] or [type(error).__name__]
         what = f"The policy cannot be read: {words[0].rstrip('.')}."

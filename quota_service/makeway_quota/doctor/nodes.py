@@ -39,8 +39,8 @@ async def check_nodes(cluster: ClusterAccess) -> Iterable[Finding]:
     selectors = cluster.selectors
     if cluster.document is None:
         return [Finding("error", "There is no policy.", "policy", "Name one in MAKEWAY_POLICY_FILE.")]
-    slices, classes = [await cluster.listed(path) or () for path in (SLICES, CLASSES)]
-    if classes and await cluster.listed(CLAIMS) is None:  # without all three the service counts none
+    slices, classes = [await cluster.list_objects(path) or () for path in (SLICES, CLASSES)]
+    if classes and await cluster.list_objects(CLAIMS) is None:  # without all three the service counts none
         classes = ()
     kept = {str(at): one for at, one in enumerate(map(project_slice, slices)) if one is not None}
     index, nodes = index_of(kept, map(project_class, classes), {}), await cluster.nodes()

@@ -85,7 +85,7 @@ async def _counts_devices(cluster: ClusterAccess) -> bool:
     """Whether GPUs of DRA drivers may have to count: by a pool's resource, or by a class that may be read."""
     if any(one.resource.startswith(IMPLICIT_RESOURCE_PREFIX) for one in cluster.selectors):
         return True
-    return bool(await cluster.listed(CLASSES))
+    return bool(await cluster.list_objects(CLASSES))
 
 
 def _has_claims(cluster: ClusterAccess) -> bool:

@@ -56,7 +56,7 @@ async def _unbound(cluster: ClusterAccess, claim: Object, where: str) -> list[Fi
     if phase == "Bound":
         return []
     wanted = spec.get("storageClassName")
-    classes = await cluster.listed(CLASSES)
+    classes = await cluster.list_objects(CLASSES)
     if classes is None:
         return []
     class_by_name = {one["metadata"]["name"]: one for one in classes}

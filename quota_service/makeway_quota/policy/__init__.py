@@ -1,13 +1,13 @@
 """The policy document: pools, profiles, teams, and how many GPUs each team is guaranteed."""
 
-from .advice import CAUGHT_BY_FRAMEWORKS, warnings
-from .diff import diff
+from .advice import CAUGHT_BY_FRAMEWORKS, policy_warnings
+from .diff import policy_diff
 from .document import Document, PoolFacts, ProfileFacts, TeamFacts, workers_limit
 from .issues import Issue, PolicyInvalid, closest
 from .members import hub_name
-from .read import Sizes, read
+from .read import Sizes, read_policy
 from .rescale import overcommitments, rescale, rescale_text
-from .write import write
+from .write import write_policy
 
 __all__ = [
     "CAUGHT_BY_FRAMEWORKS",
@@ -19,13 +19,13 @@ __all__ = [
     "Sizes",
     "TeamFacts",
     "closest",
-    "diff",
     "hub_name",
     "overcommitments",
-    "read",
+    "policy_diff",
+    "policy_warnings",
+    "read_policy",
     "rescale",
     "rescale_text",
-    "warnings",
     "workers_limit",
-    "write",
+    "write_policy",
 ]

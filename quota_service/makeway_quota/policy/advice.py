@@ -20,7 +20,7 @@ CAUGHT_BY_FRAMEWORKS = {
 """Why a signal does not reach the code of a job as a notice"""
 
 
-def warnings(text: str, file: str = "policy.yaml") -> list[Issue]:
+def policy_warnings(text: str, file: str = "policy.yaml") -> list[Issue]:
     """Return the warnings about a valid document, by line."""
     try:
         source = parse(text)

@@ -28,7 +28,7 @@ WORDS = {
 }
 
 
-def diff(old: Document, new: Document) -> list[str]:
+def policy_diff(old: Document, new: Document) -> list[str]:
     """Return what was added, removed and changed, in the new document's order."""
     sentences = _values("Settings", _facts(old.settings), _facts(new.settings))
     sentences += _values(

@@ -20,7 +20,7 @@ Sizes = Mapping[str, int] | Callable[[Document], Mapping[str, int]]
 MAX_BYTES = 1_000_000
 
 
-def read(text: str, file: str = "policy.yaml", sizes: Sizes | None = None, *, stored: bool = False) -> Document:
+def read_policy(text: str, file: str = "policy.yaml", sizes: Sizes | None = None, *, stored: bool = False) -> Document:
     """Return the document; PolicyInvalid lists everything that is wrong with it.
 
     `sizes` gives how many whole GPUs each pool has now: no more can be reserved. A pool that is not in it counts

@@ -9,9 +9,9 @@ from ..engine.snapshot import GPU, QuotaLine, TeamQuota, from_milli
 from .check import overcommitted
 from .document import Document
 from .issues import Loc
-from .read import Sizes, read
+from .read import Sizes, read_policy
 from .source import parse
-from .write import write
+from .write import write_policy
 
 
 def overcommitments(document: Document, sizes: Mapping[str, int]) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ def rescale_text(text: str, file: str, sizes: Sizes) -> str:
     The numbers are replaced in the text. Where that does not give the scaled document, the whole
     document is written again, without its comments.
     """
-    document = read(text, file)
+    document = read_policy(text, file)
     rescaled = rescale(document, sizes(document) if callable(sizes) else sizes)
     if rescaled is document:
         return text
@@ -87,7 +87,7 @@ def rescale_text(text: str, file: str, sizes: Sizes) -> str:
     for node, amount in sorted(spots, key=lambda spot: spot[0].start_mark.index, reverse=True):
         if node.value != amount:
             changed = changed[: node.start_mark.index] + amount + changed[node.end_mark.index :]
-    return changed if read(changed, file) == rescaled else write(rescaled)
+    return changed if read_policy(changed, file) == rescaled else write_policy(rescaled)
 
 
 def _amounts(rescaled: Document) -> Iterator[tuple[Loc, int]]:

@@ -12,7 +12,7 @@ from .models import DocumentPool, DocumentProfile, DocumentSettings, DocumentTea
 from .tables import Table
 
 
-def write(document: Document) -> str:
+def write_policy(document: Document) -> str:
     """Return the document as YAML; what has its default is left out."""
     settings = DocumentSettings.of(document.settings, sessions_per_user=document.sessions_per_user, work=document.work)
     tree = {

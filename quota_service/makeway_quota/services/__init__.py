@@ -13,7 +13,7 @@ from .caller import Caller
 from .cluster.agents import AgentService
 from .cluster.inventory import InventoryService
 from .cluster.offers import OfferService
-from .cluster.stuck_workloads import HangingService
+from .cluster.stuck_workloads import StuckWorkloadService
 from .cluster.usage import UsageService
 from .context import Context
 from .jobs.attempts import AttemptService
@@ -57,7 +57,7 @@ class Services:
     attempts: AttemptService
     agents: AgentService
     storage: StorageService
-    hanging: HangingService
+    stuck_workloads: StuckWorkloadService
     growth: GrowthService
     deployments: DeploymentService
     credentials: CredentialService
@@ -91,7 +91,7 @@ class Services:
                 context, parts.machines, parts.channel, None if parts.feed is None else parts.feed.catch_up
             ),
             storage=StorageService(context, access),
-            hanging=HangingService(context, parts.servers),
+            stuck_workloads=StuckWorkloadService(context, parts.servers),
             growth=GrowthService(context),
             deployments=DeploymentService(context),
             credentials=credentials,

@@ -15,7 +15,7 @@ MAX_ATTEMPTS = 1_000_000
 """Bytes of the attempts in the answer about one job: the newest ones"""
 MAX_SHOWN = 1_000_000
 """Bytes of a command or a source in the answer about one job; older versions took longer ones"""
-MAX_GRANTS = 10_000
+MAX_PLACEMENTS = 10_000
 """Workers whose places are shown of one job"""
 
 JOB = 1300
@@ -38,12 +38,12 @@ def job_bytes(row: Workload) -> int:
     """Return the bytes that a job has in a list, at least."""
     texts = (row.name, row.owner, row.message, row.reason_message, row.image or "")
     numbers = len(orjson.dumps(dict(row.reason_numbers))) if row.reason_numbers else 0
-    return JOB + sum(map(text_bytes, texts)) + numbers + PLACE * min(len(row.placement), MAX_GRANTS)
+    return JOB + sum(map(text_bytes, texts)) + numbers + PLACE * min(len(row.placement), MAX_PLACEMENTS)
 
 
 def attempt_bytes(row: Attempt) -> int:
     """Return the bytes that an attempt has in the answer about its job, at least."""
-    return ATTEMPT + text_bytes(row.message) + PLACE * min(len(row.placement), MAX_GRANTS)
+    return ATTEMPT + text_bytes(row.message) + PLACE * min(len(row.placement), MAX_PLACEMENTS)
 
 
 def decision_bytes(row: Decision) -> int:

@@ -11,7 +11,7 @@ from makeway_api.quantities import listed
 
 from ..control.world.pool_assignment import PoolAssignment
 from ..engine.snapshot import ADMITTED, Snapshot
-from ..policy import Document, Issue, PolicyInvalid, diff, read, warnings
+from ..policy import Document, Issue, PolicyInvalid, policy_diff, policy_warnings, read_policy
 from ..store.errors import Conflict
 from ..store.records import NewDecision, Workload
 from ..store.records import PolicyVersion as VersionRow
@@ -33,7 +33,7 @@ class PolicyService:
 
     def __init__(self, context: Context, machines: MachineWhatIf) -> None:
         self._context, self._machines = context, machines
-        self._previews: set[str] = set()
+        self._previewing: set[str] = set()
         """The callers whose preview is under way or waits"""
 
     async def current(self, caller: Caller) -> PolicyVersion:
@@ -61,21 +61,21 @@ class PolicyService:
         """Return everything that is wrong with a document, or what it would change for the caller's teams."""
         context = self._context
         try:
-            document = await context.call(read, text, "policy.yaml", context.world.sizes)
+            document = await context.call(read_policy, text, "policy.yaml", context.world.sizes)
         except PolicyInvalid as invalid:
             return PolicyCheck(ok=False, issues=wire_issues(invalid.issues))
         teams = context.managed_teams(caller)
-        odd = wire_issues([*await context.call(warnings, text), *await self._without_sessions(document)])
+        issues = wire_issues([*await context.call(policy_warnings, text), *await self._without_sessions(document)])
         if teams is None:
-            odd += [
+            issues += [
                 PolicyIssue(file="policy.yaml", where=f"profile {name}", message=f"{why[:1].upper()}{why[1:]}")
                 for name, why in await context.backend.policy_notices(document)
             ]
-            odd += await self._disabled_credentials(document)
-            return PolicyCheck(ok=True, warnings=odd, changes=diff(context.document, document))
+            issues += await self._disabled_credentials(document)
+            return PolicyCheck(ok=True, warnings=issues, changes=policy_diff(context.document, document))
         row = await context.call(context.store.policies.current)
         changes = await context.call(_diff_of_teams, row.document if row else text, text, teams)
-        return PolicyCheck(ok=True, warnings=odd, changes=changes)
+        return PolicyCheck(ok=True, warnings=issues, changes=changes)
 
     async def _disabled_credentials(self, document: Document) -> list[PolicyIssue]:
         """Return the teams that a document does not have, and whose credentials it disables."""
@@ -100,24 +100,24 @@ class PolicyService:
 
     async def preview(self, caller: Caller, text: str) -> Preview:
         """Return which workloads of the caller's teams would start, be evicted and wait, beyond what happens anyway."""
-        if len(self._previews) >= MAX_PREVIEWS:
+        if len(self._previewing) >= MAX_PREVIEWS:
             raise busy("Other previews are being computed: try again in a moment.", "previews_busy", 503, 5)
-        if caller.name in self._previews:
+        if caller.name in self._previewing:
             raise busy("Your last preview is still being computed: wait for its end.", "preview_under_way", 429, 5)
-        self._previews.add(caller.name)
+        self._previewing.add(caller.name)
         try:
             return await self._preview(caller, text)
         finally:
-            self._previews.discard(caller.name)
+            self._previewing.discard(caller.name)
 
     async def _preview(self, caller: Caller, text: str) -> Preview:
         context = self._context
         document = await self._read(text)
         rows = await context.world.rows()
         now = context.clock()
-        as_it_is, proposed = context.world.snapshot(rows, now), context.world.proposed(rows, now, document)
-        pools = context.world.assignment
-        before, after, outside = await context.preview(_both, as_it_is, proposed, rows, pools, caller.manages_all)
+        current, proposed = context.world.snapshot(rows, now), context.world.proposed(rows, now, document)
+        arguments = current, proposed, rows, context.world.assignment, caller.manages_all
+        before, after, outside = await context.preview(_project_both, *arguments)
         teams = context.managed_teams(caller)
         shown = rows if teams is None else {id: row for id, row in rows.items() if row.team in teams}
         waits = {id: message for id, (code, message) in after.waits.items() if before.waits.get(id, ("",))[0] != code}
@@ -135,7 +135,7 @@ class PolicyService:
         if not caller.is_administrator:
             raise refuse("Only administrators can change the policy.", "forbidden", 403)
         document = await self._read(request.document)
-        changes = await context.call(diff, context.document, document)
+        changes = await context.call(policy_diff, context.document, document)
 
         def decision(added: VersionRow) -> NewDecision:
             what = " ".join(changes) or "nothing changed."
@@ -180,35 +180,35 @@ class PolicyService:
 
     async def _read(self, text: str) -> Document:
         try:
-            return await self._context.call(read, text, "policy.yaml", self._context.world.sizes)
+            return await self._context.call(read_policy, text, "policy.yaml", self._context.world.sizes)
         except PolicyInvalid as invalid:
             raise invalid_document(
                 invalid, "The policy document", "policy_invalid", "makeway policy validate"
             ) from None
 
 
-def _both(
-    as_it_is: Snapshot,
+def _project_both(
+    current: Snapshot,
     proposed: Callable[[], tuple[Snapshot, PoolAssignment]],
     rows: Mapping[str, Workload],
     pools: PoolAssignment,
     all_names: bool,
 ) -> tuple[Projection, Projection, dict[str, str]]:
     """Return what happens anyway, what a document does, and what goes on outside of every pool with it."""
-    before = projection(as_it_is, rows, all_names=all_names)
-    snapshot, then = proposed()
+    before = projection(current, rows, all_names=all_names)
+    snapshot, proposed_pools = proposed()
     after = projection(snapshot, rows, all_names=all_names)
-    return before, after, _outside(rows, pools, then, after.evicts)
+    return before, after, _outside_of_pools(rows, pools, proposed_pools, after.evicts)
 
 
-def _outside(
-    rows: Mapping[str, Workload], now: PoolAssignment, then: PoolAssignment, evicted: Collection[str]
+def _outside_of_pools(
+    rows: Mapping[str, Workload], pools: PoolAssignment, proposed_pools: PoolAssignment, evicted: Collection[str]
 ) -> dict[str, str]:
     """Return the workloads that go on on GPUs which no pool has any more, with a sentence about where."""
     result: dict[str, str] = {}
     for row in rows.values():
         if row.state in ADMITTED and row.id not in evicted:
-            lost = now.pooled(row.placement) - then.pooled(row.placement)
+            lost = pools.pooled(row.placement) - proposed_pools.pooled(row.placement)
             where = listed(f"GPU {index} of {node}" for node, index in sorted(lost))
             if lost:
                 them = "which is then in no pool" if len(lost) == 1 else "which are then in no pool"
@@ -218,7 +218,7 @@ def _outside(
 
 def _diff_of_teams(old: str, new: str, teams: Collection[str]) -> list[str]:
     """Return what changes for some teams: both documents are reduced to them first."""
-    return list(diff(*(read(_text_of_teams(text, teams), "policy.yaml") for text in (old, new))))
+    return list(policy_diff(*(read_policy(_text_of_teams(text, teams), "policy.yaml") for text in (old, new))))
 
 
 def _text_of_teams(text: str, teams: Collection[str]) -> str:
@@ -233,9 +233,9 @@ def _text_of_teams(text: str, teams: Collection[str]) -> str:
             policy = parent
     profiles = [_profile_of_teams(profile, shown) for profile in whole.get("profiles") or []]
     part = {**whole, "profiles": profiles, "policies": [shown[name] for name in by_name if name in shown]}
-    many = sum(name in teams for name in shown)
+    own_teams = sum(name in teams for name in shown)
     return (
-        f"# Only the policies of your teams: {many} of {len(policies)}.\n"
+        f"# Only the policies of your teams: {own_teams} of {len(policies)}.\n"
         f"{yaml.safe_dump(part, sort_keys=False, allow_unicode=True)}"
     )
 

@@ -42,28 +42,28 @@ def projection(snapshot: Snapshot, rows: Mapping[str, Workload], *, all_names: b
     def sentence_of(decision: Start | Evict | Move | Refusal | Waiting) -> str:
         return sentence(decision.facts, names if all_names else names.to(rows[decision.id].team))
 
-    ran = {workload.id for workload in snapshot.workloads if workload.state in ADMITTED}
+    admitted = {workload.id for workload in snapshot.workloads if workload.state in ADMITTED}
     for _ in range(MAX_PLANS):
         plan = schedule(snapshot)
         evictions: tuple[Evict | Move, ...] = (*plan.evict, *plan.move)
         for eviction in evictions:
             id, message = eviction.id, sentence_of(eviction)
-            if id in ran:
+            if id in admitted:
                 result.evicts.setdefault(id, message)
             else:
                 result.starts.pop(id, None)
         for start in plan.start:
-            if start.id not in ran:
+            if start.id not in admitted:
                 result.starts[start.id] = sentence_of(start)
         result.refused |= {refusal.id: sentence_of(refusal) for refusal in plan.refused}
         result.waits = {w.id: (w.code, sentence_of(w)) for w in plan.pending if w.id not in result.evicts}
         if not (plan.start or plan.evict or plan.move or plan.refused or plan.terminating):
             break
-        snapshot = replace(snapshot, workloads=tuple(_carried_out(snapshot, plan)))
+        snapshot = replace(snapshot, workloads=tuple(_applied(snapshot, plan)))
     return result
 
 
-def _carried_out(snapshot: Snapshot, plan: Plan) -> Iterator[EngineWorkload]:
+def _applied(snapshot: Snapshot, plan: Plan) -> Iterator[EngineWorkload]:
     """Yield the workloads as they are once the plan is applied and every evicted workload has left."""
     starts = {start.id: start for start in plan.start}
     evicted = {terminating.id for terminating in plan.evict}
@@ -81,14 +81,14 @@ def _carried_out(snapshot: Snapshot, plan: Plan) -> Iterator[EngineWorkload]:
         elif id in moved:
             yield _pending(workload, nomination=moved[id].to)
         elif id in evicted or workload.state == "checkpointing":
-            yield from _gone(workload)
+            yield from _requeued(workload)
         elif workload.state == "pending":
             yield replace(workload, nomination=nominations.get(id, ()))
         else:
             yield workload
 
 
-def _gone(workload: EngineWorkload) -> Iterator[EngineWorkload]:
+def _requeued(workload: EngineWorkload) -> Iterator[EngineWorkload]:
     """Requeue an evicted job; end an evicted session."""
     if workload.kind == "job":
         yield _pending(workload, workload.nomination)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from makeway_api.models import (
     Attempt,
     Checkpoint,
-    Grant,
     Job,
     JobProgress,
     Kind,
@@ -16,6 +15,7 @@ from makeway_api.models import (
     Reason,
     Session,
     State,
+    WorkerPlacement,
 )
 from makeway_api.models.progress import read_progress
 
@@ -25,7 +25,7 @@ from ..store.reports.progress import ProgressRow
 from ..values import Notice as NoticeRow
 from ..values import Place, ordinal
 from ..wording import gpus, outcomes
-from .answer_size import MAX_GRANTS, newest_attempts, shown_text, shown_words
+from .answer_size import MAX_PLACEMENTS, newest_attempts, shown_text, shown_words
 from .times import to_datetime, to_optional_datetime
 
 
@@ -34,11 +34,11 @@ def gpu(milli: int | float) -> float:
     return milli / 1000
 
 
-def grants(placement: Sequence[Place]) -> list[Grant]:
-    """Return a placement, one grant for each worker, of a very large gang for the first MAX_GRANTS."""
+def worker_placements(placement: Sequence[Place]) -> list[WorkerPlacement]:
+    """Return a placement, one entry for each worker, of a very large gang for the first MAX_PLACEMENTS."""
     return [
-        Grant(node=p.node, devices=[ordinal(device) for device in p.devices], gpus=gpu(sum(p.milli)))
-        for p in placement[:MAX_GRANTS]
+        WorkerPlacement(node=p.node, devices=[ordinal(device) for device in p.devices], gpus=gpu(sum(p.milli)))
+        for p in placement[:MAX_PLACEMENTS]
     ]
 
 
@@ -160,7 +160,7 @@ def job(
         message=row.message,
         checkpoint=checkpoint(row.checkpoint_step, row.checkpoint_at),
         notice=notice(row.notice),
-        placement=grants(row.placement),
+        placement=worker_placements(row.placement),
         attempts=[attempt_model(a) for a in newest_attempts(attempts)],
         command=shown_words(row.command),
         source=shown_text(row.source),
@@ -203,7 +203,7 @@ def attempt_model(row: AttemptRow) -> Attempt:
         number=row.number,
         started_at=to_datetime(row.started_at),
         ended_at=to_optional_datetime(row.ended_at),
-        placement=grants(row.placement),
+        placement=worker_placements(row.placement),
         outcome=row.outcome,
         exit_code=row.exit_code,
         message=row.message,
@@ -235,7 +235,7 @@ def session(
         state=State(row.state),
         phase=phase(row),
         reason=reason(row, problem),
-        placement=grants(row.placement),
+        placement=worker_placements(row.placement),
         image=row.image,
         env=session_env(row, virtual, url) if row.state in ("starting", "running", "checkpointing") else {},
         virtual=virtual,

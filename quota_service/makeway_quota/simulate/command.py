@@ -14,13 +14,13 @@ from typing import TextIO
 from ..autoscale.deployment import Deployment
 from ..autoscale.document import read_deployment
 from ..engine.snapshot import GPU
-from ..policy import Document, read
+from ..policy import Document, read_policy
 from .baselines import NAMES, baseline
 from .cluster import SimulatedCluster, of_document
 from .incremental import IncrementalPlanner
 from .page import page
 from .replay import Outcome, replay
-from .report import summary, text
+from .report import comparison_tables, summary
 from .trace import Arrival, read_trace
 
 
@@ -60,7 +60,7 @@ def simulate_command(
             named = replace(first, name=NAMES.get(kind, kind))
             outcomes.append(baseline(kind, named, arrivals, _bar(progress, named.name)))
     result = [summary(outcome) for outcome in outcomes]
-    print(text(result), file=out)
+    print(comparison_tables(result), file=out)
     if json_file:
         Path(json_file).write_text(
             json.dumps({"trace": Path(trace).name, "simulated": result}, indent=1) + "\n", encoding="utf-8"
@@ -81,7 +81,7 @@ def _cluster(
 
     `deployments`: files with their documents. Where all pools are theirs, there are no other nodes.
     """
-    document = read(Path(file).read_text(encoding="utf-8"), file)
+    document = read_policy(Path(file).read_text(encoding="utf-8"), file)
     launching = [_deployment(text, name, document) for name, text in deployments]
     if len({one.name for one in launching}) < len(launching):
         raise ValueError("Two of the deployments have the same name; give each its own.")

@@ -23,7 +23,7 @@ from ..control.change_set import ChangeSet
 from ..control.machines.booting_nodes import booting_node
 from ..control.machines.cycle_demand import CycleDemand, JobFacts, cycle_demand
 from ..control.machines.machine_notices import moving, notices
-from ..control.machines.move_questions import ASKED_PER_PERIOD, MoveQuestion, machines_to_empty, restartable
+from ..control.machines.move_checks import CHECKS_PER_INTERVAL, MoveCheck, drain_candidates, restartable
 from ..engine.plan import Demand
 from ..engine.restarts import Restarts
 from ..engine.snapshot import GPU, Node, Snapshot
@@ -121,9 +121,9 @@ class SimulatedDeployment:
         """Return the machines as they are now, for the step of another deployment."""
         return OtherDeployment(self.deployment, tuple(self.machines), self._boot_seconds)
 
-    def move_question(self, now: float) -> MoveQuestion | None:
+    def move_check(self, now: float) -> MoveCheck | None:
         """Return what the engine is to be asked about moves now, None for nothing."""
-        return MoveQuestion.of(self.deployment, self.machines, self._moved_at, now - self._checked_moves_at, now)
+        return MoveCheck.of(self.deployment, self.machines, self._moved_at, now - self._checked_moves_at, now)
 
     def refused(self, now: float) -> None:
         """Note that the jobs of no machine start elsewhere."""
@@ -177,7 +177,7 @@ class SimulatedDeployment:
         rules, last = self.deployment.moves, self._moved_at
         if rules is not None and last is not None and self.store.rows and last + rules.interval > self.now:
             yield last + rules.interval
-        if rules is not None and (again := self._checked_moves_at + rules.interval / ASKED_PER_PERIOD) > self.now:
+        if rules is not None and (again := self._checked_moves_at + rules.interval / CHECKS_PER_INTERVAL) > self.now:
             yield again
 
     @property
@@ -244,12 +244,12 @@ class SimulatedMachines:
         machines = {name: name for name in self.nodes}
         jobs = JobFacts(now, self._remaining, saves=True)
         known = cycle_demand(now, demand, self._statuses(), placed, machines, submitted, jobs)
-        questions = {one: question for one in self.deployments if (question := one.move_question(now)) is not None}
-        movable = machines_to_empty(known, questions.values(), now)
+        checks = {one: check for one in self.deployments if (check := one.move_check(now)) is not None}
+        movable = drain_candidates(known, checks.values(), now)
         known = self._cycle_demand = restartable(
             known, movable, lambda: Restarts(snapshot(now, map(_running, known_rows)))
         )
-        for one in questions:
+        for one in checks:
             if (asked := movable.get(one.deployment.name)) and not any(row.id in known.restartable for row in asked):
                 one.refused(now)
         moved = [one.step(now, known, self._sharing_pools(one)) for one in self._by_preference]

@@ -20,18 +20,18 @@ WHOLE_NODE = 8 * GPU
 """From so many milli-GPUs on, a job needs a whole node or more."""
 
 
-def percentile(values: Sequence[float], part: float) -> float:
+def percentile(values: Sequence[float], fraction: float) -> float:
     """Return the value that `part` of all values do not exceed; 0 of none."""
     ordered = sorted(values)
-    return ordered[max(0, ceil(part * len(ordered)) - 1)] if ordered else 0.0
+    return ordered[max(0, ceil(fraction * len(ordered)) - 1)] if ordered else 0.0
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
     """Return one simulation as plain values: hours, GPUs, GPU-hours, percent."""
     meter = outcome.meter
-    delays = [done.delay / HOUR for done in meter.finished]
-    big = [done.delay / HOUR for done in meter.finished if done.gpus >= WHOLE_NODE]
-    waits = [done.started - done.submit for done in meter.finished]
+    delays = [job.delay / HOUR for job in meter.finished]
+    large = [job.delay / HOUR for job in meter.finished if job.gpus >= WHOLE_NODE]
+    waits = [job.started - job.submit for job in meter.finished]
     capacity = outcome.capacity
     hours = (outcome.ended - outcome.began) / HOUR
     used = [moment.used / GPU for moment in meter.moments]
@@ -45,7 +45,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "delay_mean_h": round(mean(delays), 4) if delays else 0.0,
         "delay_p95_h": round(percentile(delays, 0.95), 4),
         "delay_max_h": round(max(delays, default=0.0), 4),
-        "delay_big_mean_h": round(mean(big), 4) if big else 0.0,
+        "delay_big_mean_h": round(mean(large), 4) if large else 0.0,
         "wait_mean_s": round(mean(waits), 1) if waits else 0.0,
         "wait_p95_s": round(percentile(waits, 0.95), 1),
         "still_waiting": outcome.still_waiting,
@@ -92,7 +92,7 @@ def _use(use: MachineUse) -> dict[str, Any]:
 
 def _team(outcome: Outcome, name: str) -> dict[str, Any]:
     team = outcome.meter.teams[name]
-    delays = [done.delay / HOUR for done in outcome.meter.finished if done.team == name]
+    delays = [job.delay / HOUR for job in outcome.meter.finished if job.team == name]
     return {
         "team": name,
         "reserved": team.reserved / GPU,
@@ -170,7 +170,7 @@ def _seconds(value: float) -> str:
     return f"{value:,.0f} s" if value >= 10 or value == int(value) else f"{value:.1f} s"
 
 
-def text(numbers: Sequence[Numbers]) -> str:
+def comparison_tables(numbers: Sequence[Numbers]) -> str:
     """Write the comparison, and the teams of each simulation, as tables for a terminal."""
     teams = (f"{one['name']}\n{text_table(TEAM_COLUMNS, one['teams'], _cell)}" for one in numbers)
     machines = (

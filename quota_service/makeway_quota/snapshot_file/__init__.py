@@ -30,34 +30,34 @@ __all__ = [
 ]
 
 
-def plan_command(argv_path: str, format: str, out: IO[str], engine: str = "fast") -> int:
-    """Write the plan for a snapshot file as `text` or `json`, and return 0; or one line, and 2.
+def plan_command(path: str, format: str, out: IO[str], engine: str = "fast") -> int:
+    """Write the plan for a snapshot file as `text` or `json` and return the exit code 0; or an error and 2.
 
-    Bad input is one line, and so is an error of the engine: the log has where it happened, at level debug.
+    Bad input, and an error of the engine, is reported in one line; the traceback is in the log, at level debug.
     """
     try:
-        snapshot = read_snapshot(Path(argv_path).read_text(encoding="utf-8"), argv_path)
+        snapshot = read_snapshot(Path(path).read_text(encoding="utf-8"), path)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a text file"
-        out.write(f"makeway-quota plan: {argv_path}: {reason}\n")
+        out.write(f"makeway-quota plan: {path}: {reason}\n")
         return 2
     except SnapshotError as error:
         out.write(f"makeway-quota plan: {error}\n")
         return 2
     try:
-        out.write(_planned(snapshot, format, engine))
+        out.write(_formatted_plan(snapshot, format, engine))
     except Exception as error:
         log.debug("The engine failed", exc_info=True)
         what = " ".join(f"{type(error).__name__} {error}".split())
         out.write(
-            f"makeway-quota plan: {argv_path}: the engine failed: {what}. Please report it with this file; "
+            f"makeway-quota plan: {path}: the engine failed: {what}. Please report it with this file; "
             "--log-level debug before plan shows where it happened\n"
         )
         return 2
     return 0
 
 
-def _planned(snapshot: Snapshot, format: str, engine: str) -> str:
+def _formatted_plan(snapshot: Snapshot, format: str, engine: str) -> str:
     plan = ENGINES[engine](snapshot)
     if format == "json":
         return json.dumps(plan_as_json(plan, titles(snapshot)), indent=2, ensure_ascii=False) + "\n"

@@ -1,6 +1,6 @@
 """Keep the service's records in one database: one class, each method one transaction."""
 
-from .errors import Conflict, Deposed, OutcomeUnknown, StoreError, TooMany
+from .errors import Conflict, LeadershipLost, OutcomeUnknown, StoreError, TooMany
 from .store import Store, open_store
 
-__all__ = ["Conflict", "Deposed", "OutcomeUnknown", "Store", "StoreError", "TooMany", "open_store"]
+__all__ = ["Conflict", "LeadershipLost", "OutcomeUnknown", "Store", "StoreError", "TooMany", "open_store"]

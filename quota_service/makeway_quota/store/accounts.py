@@ -18,7 +18,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from . import rows
 from .database.database import Database
 from .errors import StorageLimit, StorageLimitExceeded
-from .records import KeptLimits
+from .records import ByteLimits
 from .tables import accounts, attempts, blobs, files, folders, outputs, workloads
 
 W = workloads.c
@@ -67,7 +67,7 @@ def add(connection: Connection, added: Mapping[tuple[str, str, str], int]) -> No
         connection.execute(new.on_conflict_do_update(index_elements=[A.owner, A.team, A.kind], set_=total))
 
 
-def add_output(connection: Connection, workload: str, output: str, size: int, limits: KeptLimits | None = None) -> None:
+def add_output(connection: Connection, workload: str, output: str, size: int, limits: ByteLimits | None = None) -> None:
     """Count bytes that a worker sent for the owner of its job; StorageLimitExceeded where they exceed a limit."""
     result = connection.execute(select(W.owner, W.team).where(W.id == rows.clean(workload))).first()
     if result is None:
@@ -85,7 +85,7 @@ class KeptSums:
         self._connection = connection
         self._sums: dict[AccountKey, int] = {}
 
-    def take(self, owner: str, team: str, size: int, limits: KeptLimits) -> StorageLimitExceeded | None:
+    def take(self, owner: str, team: str, size: int, limits: ByteLimits) -> StorageLimitExceeded | None:
         """Count `size` more bytes for a person in a team (None), or return why they are too many."""
         whose = accounts_of(owner, team)
         if any(limits) and not self._sums.keys() >= set(whose.values()):
@@ -100,7 +100,7 @@ class KeptSums:
         return None
 
 
-def move(connection: Connection, owner: str, team: str, limits: KeptLimits) -> StorageLimitExceeded | None:
+def move(connection: Connection, owner: str, team: str, limits: ByteLimits) -> StorageLimitExceeded | None:
     """Count a person's account anew after work of theirs got into a team; return why it is too much for that team."""
 
     def kept_now() -> dict[StorageLimit, int]:
@@ -214,7 +214,7 @@ class Accounts:
         with self._database.read() as connection:
             return sums_of(connection, owner, team)
 
-    def listed(self, owner: str | None = None, teams: Sequence[str] | None = None) -> list[AccountLine]:
+    def list_lines(self, owner: str | None = None, teams: Sequence[str] | None = None) -> list[AccountLine]:
         """Return the accounts of a person (None: of all), and those in some teams (None: in all), largest first."""
         query = select(accounts).where(A.bytes > 0).order_by(A.bytes.desc(), A.owner, A.team, A.kind)
         if owner is not None:

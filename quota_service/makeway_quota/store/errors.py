@@ -94,7 +94,7 @@ class NotLeading(StoreError):
     """This replica does not lead (any more), so it must neither decide nor act."""
 
 
-class Deposed(NotLeading):
+class LeadershipLost(NotLeading):
     """Another replica has taken a newer term."""
 
     def __init__(self, term: int, newest: int, holder: str) -> None:

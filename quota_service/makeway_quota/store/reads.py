@@ -10,15 +10,15 @@ from ..engine.snapshot import ADMITTED
 from . import rows
 from .pages import COLUMNS, W, bounded, by_id
 from .records import ENDED, LIVE_STATES, Attempt, Cap, Event, PastRun, PolicyVersion, Workload
-from .statements import Lookup
+from .statements import KeyLookup
 from .tables import LIVE_ROW, attempts, blobs, events, files, policies, purges, sources, terms, workloads
 from .tables import histories as known
 
 ATTEMPT_COLUMNS = [attempts.c[name] for name in rows.ATTEMPT_FIELDS]
-VERSIONS = Lookup(W.id, W.id, W.version)
-IDS = Lookup(W.id, W.id)
-NAMES = Lookup(W.id, W.id, W.name)
-PURGES = Lookup(purges.c.workload, purges.c.workload)
+VERSIONS = KeyLookup(W.id, W.id, W.version)
+IDS = KeyLookup(W.id, W.id)
+NAMES = KeyLookup(W.id, W.id, W.name)
+PURGES = KeyLookup(purges.c.workload, purges.c.workload)
 WHOLE_ROW = (
     select(*COLUMNS, W.command, W.env, sources.c.source)
     .outerjoin_from(workloads, sources)

@@ -23,7 +23,7 @@ Numbers = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class FilesOf:
+class SharedFiles:
     """The files of another workload, which a new one shares with it."""
 
     workload: str
@@ -77,7 +77,7 @@ class Cap:
     """count only workloads that ask for GPUs"""
 
 
-class KeptLimits(NamedTuple):
+class ByteLimits(NamedTuple):
     """The most bytes that may be kept, checked in the transaction that adds some; 0 is no limit."""
 
     person: int = 0
@@ -102,11 +102,11 @@ class Submission(NamedTuple):
     """A workload to add, with its files (path, content, executable) and its line for the decision log."""
 
     new: NewWorkload
-    files: Sequence[tuple[str, bytes, bool]] | FilesOf = ()
+    files: Sequence[tuple[str, bytes, bool]] | SharedFiles = ()
     decision: NewDecision | None = None
     cap: Cap | None = None
     key: SubmissionKey | None = None
-    kept: KeptLimits | None = None
+    kept: ByteLimits | None = None
 
 
 class Workload(NamedTuple):

@@ -7,13 +7,13 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, Insert, Update, select
 
-AT_ONCE = 500
+MAX_KEYS = 500
 """Keys of one SELECT."""
 
 Row = Mapping[str, object]
 
 
-class Many:
+class BulkStatement:
     """An INSERT or UPDATE for rows that set the same columns.
 
     SQLAlchemy would convert the values of every row once more (a third of the time of a commit of the loop). No
@@ -39,7 +39,7 @@ class Many:
             connection.exec_driver_sql(sql, [dict(row) for row in rows])
 
 
-class Lookup:
+class KeyLookup:
     """A SELECT of texts and integers by a key, for many keys; SQLAlchemy takes six times as long to compile one."""
 
     def __init__(self, key: Column[Any], *columns: Column[Any]) -> None:
@@ -49,8 +49,8 @@ class Lookup:
         """Return the rows of these keys, in no order."""
         mark = "?" if connection.dialect.name == "sqlite" else "%s"
         result: list[Any] = []
-        for begin in range(0, len(keys), AT_ONCE):
-            some = tuple(keys[begin : begin + AT_ONCE])
+        for begin in range(0, len(keys), MAX_KEYS):
+            some = tuple(keys[begin : begin + MAX_KEYS])
             marks = ", ".join([mark] * len(some))
             result += connection.exec_driver_sql(f"{self._sql} ({marks})", some).all()
         return result

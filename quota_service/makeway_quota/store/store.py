@@ -28,15 +28,15 @@ from .people import KnownPeople
 from .policy_versions import PolicyVersions
 from .records import (
     Attempt,
+    ByteLimits,
     Cap,
     Change,
     Decision,
     Event,
-    FilesOf,
-    KeptLimits,
     NewDecision,
     NewWorkload,
     PastRun,
+    SharedFiles,
     Submission,
     SubmissionKey,
     Workload,
@@ -83,8 +83,8 @@ def open_store(
 class Store:
     """The service's records. Blocking and thread-safe: call it through `asyncio.to_thread`.
 
-    Errors: StoreError when the database cannot be used, Conflict when another request was faster, Deposed when another
-    service leads, ValueError for arguments that no caller should give.
+    Errors: StoreError when the database cannot be used, Conflict when another request was faster, LeadershipLost when
+    another service leads, ValueError for arguments that no caller should give.
     """
 
     def __init__(self, database: Database, contents: Contents) -> None:
@@ -170,7 +170,7 @@ class Store:
             new, files, decision, cap, key, kept = Submission(*given)
             try:
                 first = rows.initial_record(new, now + at / 1e6)
-                if isinstance(files, FilesOf):
+                if isinstance(files, SharedFiles):
                     able[at] = writes.Checked(first, {}, decision, cap, files.workload, key, kept=kept)
                 else:
                     contents = writes.digests(files)
@@ -274,7 +274,7 @@ class Store:
         committed: list[Workload] = []
         with self._database.write(committed, durable=term is None) as connection:
             if term is not None:
-                writes.lead(connection, term)
+                writes.require_term(connection, term)
             changed = writes.change(connection, changes, self._known.live, now)
             applied = frozenset(workload.id for workload in changed)
             skipped = {change.workload for change in changes} - applied
@@ -287,7 +287,7 @@ class Store:
         change: Change,
         decisions: Sequence[NewDecision],
         env: Mapping[str, str] | None = None,
-        kept: KeptLimits | None = None,
+        kept: ByteLimits | None = None,
         *,
         now: float,
     ) -> Workload | None:
@@ -356,7 +356,7 @@ class Store:
         """Replace the decayed over-quota use of every policy."""
         with self._database.write() as connection:
             if term is not None:
-                writes.lead(connection, term)
+                writes.require_term(connection, term)
             writes.keep_histories(connection, milli, now)
 
     # -- replicas

@@ -12,12 +12,12 @@ from sqlalchemy import Connection, insert
 from . import reads
 from .errors import KeyReused, Removed
 from .records import SubmissionKey, Workload
-from .statements import Lookup, Many
+from .statements import BulkStatement, KeyLookup
 from .tables import submission_keys
 
 K = submission_keys.c
-KEYS = Lookup(K.key, K.key, K.sender, K.number, K.digest, K.workload)
-ADD_KEYS = Many(insert(submission_keys))
+KEYS = KeyLookup(K.key, K.key, K.sender, K.number, K.digest, K.workload)
+ADD_KEYS = BulkStatement(insert(submission_keys))
 
 
 class UsedKeys:

@@ -42,7 +42,7 @@ ENDED_ROW = text("ended_at IS NOT NULL")
 `writes.change` keeps `ended_at` in step with the state. A list of states as condition made every update a third slower.
 """
 LIVE_MACHINE = text("over_at IS NULL")
-OVER_MACHINE = text("over_at IS NOT NULL")
+FINISHED_MACHINE = text("over_at IS NOT NULL")
 LIVE_SESSION = text("kind = 'session' AND state IN ('pending', 'starting', 'running', 'checkpointing')")
 
 
@@ -405,7 +405,7 @@ machines = Table(
     Column("reason", Text, nullable=False),
     Column("over_at", Double, comment="null while it may cost something"),
     Index("ix_machines_live", "deployment", "id", **where(LIVE_MACHINE)),
-    Index("ix_machines_over_at", "over_at", **where(OVER_MACHINE)),
+    Index("ix_machines_over_at", "over_at", **where(FINISHED_MACHINE)),
     Index("ix_machines_deployment", "deployment", "requested_at", "id"),
     Index("ix_machines_state", "state", "requested_at", "id"),
     Index("ix_machines_requested_at_id", "requested_at", "id"),

@@ -13,19 +13,19 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from ..values import File
 from . import accounts, reads, rows, submission_keys
-from .errors import Conflict, Deposed, KeyReused, Removed, StorageLimitExceeded, TooMany
-from .records import ENDED, Attempt, Cap, Change, KeptLimits, NewDecision, PolicyVersion, SubmissionKey, Workload
-from .statements import Lookup, Many
+from .errors import Conflict, KeyReused, LeadershipLost, Removed, StorageLimitExceeded, TooMany
+from .records import ENDED, Attempt, ByteLimits, Cap, Change, NewDecision, PolicyVersion, SubmissionKey, Workload
+from .statements import BulkStatement, KeyLookup
 from .tables import attempts, blobs, decisions, events, files, histories, machines, policies, sources, terms, workloads
 
 A = attempts.c
-ADD_WORKLOADS = Many(insert(workloads))
-ADD_ATTEMPTS = Many(insert(attempts))
-ADD_DECISIONS = Many(insert(decisions))
+ADD_WORKLOADS = BulkStatement(insert(workloads))
+ADD_ATTEMPTS = BulkStatement(insert(attempts))
+ADD_DECISIONS = BulkStatement(insert(decisions))
 ADD_EVENT = insert(events)
-ADD_EVENTS = Many(ADD_EVENT)
-SET_WORKLOADS = Many(update(workloads).where(workloads.c.id == bindparam("one")))
-CLOSE_ATTEMPTS = Many(
+ADD_EVENTS = BulkStatement(ADD_EVENT)
+SET_WORKLOADS = BulkStatement(update(workloads).where(workloads.c.id == bindparam("one")))
+CLOSE_ATTEMPTS = BulkStatement(
     update(attempts).where(
         A.workload == bindparam("one"),
         A.number
@@ -33,8 +33,8 @@ CLOSE_ATTEMPTS = Many(
     )
 )
 DROP_ATTEMPT = delete(attempts).where(A.workload == bindparam("one"), A.ended_at.is_(None))
-NUMBERS = Lookup(A.workload, A.workload, A.number)
-MACHINE_STATES = Lookup(machines.c.id, machines.c.id, machines.c.state)
+NUMBERS = KeyLookup(A.workload, A.workload, A.number)
+MACHINE_STATES = KeyLookup(machines.c.id, machines.c.id, machines.c.state)
 SHARE_FILES = insert(files).from_select(
     ["workload", "path", "executable", "blob"],
     select(bindparam("new", type_=Text), files.c.path, files.c.executable, files.c.blob).where(
@@ -59,7 +59,7 @@ class Checked:
     key: SubmissionKey | None = None
     outside: frozenset[str] = frozenset()
     """digests of the contents that are kept outside the database"""
-    kept: KeptLimits | None = None
+    kept: ByteLimits | None = None
 
 
 Refused = Conflict | TooMany | StorageLimitExceeded | KeyReused | Removed
@@ -217,11 +217,11 @@ def digests(given: Sequence[tuple[str, bytes, bool]]) -> dict[File, str]:
     return result
 
 
-def lead(connection: Connection, term: int) -> None:
-    """Raise Deposed unless `term` is the newest."""
+def require_term(connection: Connection, term: int) -> None:
+    """Raise LeadershipLost unless `term` is the newest."""
     newest, holder = reads.newest_term(connection)
     if term != newest:
-        raise Deposed(term, newest, holder)
+        raise LeadershipLost(term, newest, holder)
 
 
 def change(
@@ -267,7 +267,7 @@ def move(
     connection: Connection,
     moved: Change,
     env: Mapping[str, str] | None,
-    limits: KeptLimits | None,
+    limits: ByteLimits | None,
     known: Mapping[str, Workload],
     now: float,
 ) -> Workload | None:
@@ -281,13 +281,13 @@ def move(
         row = row._replace(weight=rows.payload_bytes_of(before.command, env, before.source))
         SET_WORKLOADS.run(connection, [{"one": row.id, "weight": row.weight, **rows.encode({"env": env})}])
     if row.team != before.team:
-        refused = accounts.move(connection, row.owner, row.team or "", limits or KeptLimits())
+        refused = accounts.move(connection, row.owner, row.team or "", limits or ByteLimits())
         if refused is not None:
             raise refused
     return row
 
 
-def _update(connection: Connection, statement: Many, values: Iterable[dict[str, object]]) -> None:
+def _update(connection: Connection, statement: BulkStatement, values: Iterable[dict[str, object]]) -> None:
     """Run an update for each of the values; those that set the same columns go together."""
     alike: dict[tuple[str, ...], list[dict[str, object]]] = {}
     for row in values:

@@ -16,7 +16,7 @@ from .requests.hold_reads import HoldReads
 from .requests.limits import CheckAgent, CheckToken, Limits
 from .requests.route_table import DirectRoutes, RouteTable
 from .server import problems
-from .server.headers import Headers
+from .server.headers import HeadersMiddleware
 from .settings import WebSettings
 from .stream import Streams
 
@@ -62,7 +62,7 @@ def create_app(services: Services, settings: WebSettings, directory: Directory |
         check_agent=_agent_check(services),
     )
     app.add_middleware(Compression, static=f"{settings.prefix}static/")
-    app.add_middleware(Headers, settings=settings)
+    app.add_middleware(HeadersMiddleware, settings=settings)
     app.add_middleware(HoldReads, settings=settings, services=services)
     return app
 

@@ -13,9 +13,9 @@ from starlette.types import Scope
 
 from .settings import WebSettings
 
-HERE = Path(__file__).parent / "static"
-HUB = Path(DATA_FILES_PATH) / "static"
-FROM_HUB = (
+OWN_STATIC = Path(__file__).parent / "static"
+HUB_STATIC = Path(DATA_FILES_PATH) / "static"
+HUB_PATHS = (
     "css/",
     "components/bootstrap/",
     "components/@fortawesome/fontawesome-free/css/",
@@ -25,27 +25,27 @@ FROM_HUB = (
 )
 
 
-class _Kept(StaticFiles):
+class _CachedStaticFiles(StaticFiles):
     """Static files that browsers may keep; addresses carry a version."""
 
-    def __init__(self, directory: Path, only: tuple[str, ...] = ("",)) -> None:
+    def __init__(self, directory: Path, allowed_prefixes: tuple[str, ...] = ("",)) -> None:
         super().__init__(directory=directory)
-        self.only = only
+        self.allowed_prefixes = allowed_prefixes
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        response = await super().get_response(path if path.startswith(self.only) else "..", scope)
+        response = await super().get_response(path if path.startswith(self.allowed_prefixes) else "..", scope)
         response.headers["Cache-Control"] = "public, max-age=86400"
         return response
 
 
 def mount(app: FastAPI, settings: WebSettings) -> None:
     """Serve {prefix}static/hub/… from the installed JupyterHub and {prefix}static/… from this package."""
-    app.mount(f"{settings.prefix}static/hub", _Kept(HUB, FROM_HUB), name="hub-static")
-    app.mount(f"{settings.prefix}static", _Kept(HERE), name="static")
+    app.mount(f"{settings.prefix}static/hub", _CachedStaticFiles(HUB_STATIC, HUB_PATHS), name="hub-static")
+    app.mount(f"{settings.prefix}static", _CachedStaticFiles(OWN_STATIC), name="static")
 
 
 @cache
 def version(path: str) -> str:
     """Return a short hash of a file's content, so that a new one is fetched and an old one kept."""
-    file = HUB / path.removeprefix("hub/") if path.startswith("hub/") else HERE / path
+    file = HUB_STATIC / path.removeprefix("hub/") if path.startswith("hub/") else OWN_STATIC / path
     return hashlib.sha256(file.read_bytes()).hexdigest()[:10] if file.is_file() else "0"

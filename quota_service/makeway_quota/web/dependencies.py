@@ -36,13 +36,13 @@ async def authenticator_of(request: Request) -> Authenticator:
     return authenticator
 
 
-TheServices = Annotated[Services, Depends(services_of)]
-TheStreams = Annotated[Streams, Depends(streams_of)]
-TheAuthenticator = Annotated[Authenticator, Depends(authenticator_of)]
+ServicesDep = Annotated[Services, Depends(services_of)]
+StreamsDep = Annotated[Streams, Depends(streams_of)]
+AuthenticatorDep = Annotated[Authenticator, Depends(authenticator_of)]
 
 Reader = Annotated[Caller, Depends(needs("read"))]
 Submitter = Annotated[Caller, Depends(needs("submit"))]
-Toucher = Annotated[Caller, Depends(needs("submit", some=("manage",)))]
+JobEditor = Annotated[Caller, Depends(needs("submit", some=("manage",)))]
 """Callers who may change some jobs: the service checks which"""
 Manager = Annotated[Caller, Depends(needs(some=("manage",)))]
 """Callers who manage some teams: the service shows no others"""

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from makeway_api.errors import MakewayError
 from makeway_api.models import Health
 
-from .dependencies import TheServices
+from .dependencies import ServicesDep
 from .login.auth import may, refusal
 from .login.tickets import same
 from .settings import WebSettings
@@ -29,27 +29,27 @@ def router(settings: WebSettings) -> APIRouter:
     return routes
 
 
-async def healthz(services: TheServices) -> Response:
+async def healthz(services: ServicesDep) -> Response:
     """200 while the process answers."""
     return _health(await services.audit.health())
 
 
-async def readyz(services: TheServices) -> Response:
+async def readyz(services: ServicesDep) -> Response:
     """200 while this replica may get requests, 503 otherwise; with the state of each part in both cases."""
     return _health(await services.audit.ready())
 
 
-async def readyz_at_root(services: TheServices) -> Response:
+async def readyz_at_root(services: ServicesDep) -> Response:
     """As `readyz`, with the ids of what is quarantined: only who reaches the port itself can read them."""
     return _health(await services.audit.ready(named=True))
 
 
-async def numbers(services: TheServices) -> Response:
+async def numbers(services: ServicesDep) -> Response:
     """Prometheus text."""
     return Response(await services.usage.metrics(), media_type=TEXT)
 
 
-async def numbers_at_root(request: Request, services: TheServices) -> Response:
+async def numbers_at_root(request: Request, services: ServicesDep) -> Response:
     """Return Prometheus text to who has the token of the settings, or to everybody where they have none."""
     token = request.app.state.settings.metrics_token
     if token and not same(f"Bearer {token}", request.headers.get("authorization", "")):
@@ -61,7 +61,7 @@ async def numbers_at_root(request: Request, services: TheServices) -> Response:
     return await numbers(services)
 
 
-async def guarded_numbers(request: Request, services: TheServices) -> Response:
+async def guarded_numbers(request: Request, services: ServicesDep) -> Response:
     """Return Prometheus text to callers with the scope."""
     visitor = await request.app.state.authenticator.visitor(request)
     if visitor is None or not (may(visitor.caller, "admin") or "read:metrics" in visitor.caller.scopes):

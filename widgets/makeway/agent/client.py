@@ -6,7 +6,7 @@ import contextlib
 import json
 from urllib.parse import quote
 
-from ..launcher.service import Rejected, Reply, Service, Unavailable
+from ..launcher.service import Reply, RequestRejected, Service, ServiceUnavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ class Joining(AgentClient):
         """Join and return the answer, with the token of the machine; MachineEnded where another boot has joined."""
         answer = _unless_another_boot(self, "join", facts)
         if not isinstance(answer.get("token"), str):
-            raise Unavailable("the answer has no token")
+            raise ServiceUnavailable("the answer has no token")
         return answer
 
 
 def _unless_another_boot(service: Service, what: str, body: dict[str, Any]) -> dict[str, Any]:
     try:
         return service.post(what, body)
-    except Rejected as error:
+    except RequestRejected as error:
         if error.status == CONFLICT:
             raise MachineEnded(str(error.strerror)) from error
         raise

@@ -17,7 +17,7 @@ import time
 from typing import Any, NamedTuple
 
 from ..launcher.files import read_json, write_json
-from .environment import KEPT_PREFIXES, NO_GPUS
+from .environment import ALLOWED_PREFIXES, NO_GPUS
 from .starter import agent_file_of, read_record
 
 RUNTIMES = ("podman", "docker")
@@ -152,7 +152,7 @@ def container_environment(env: dict[str, str], order: dict[str, Any]) -> dict[st
     The GPUs of a container are numbered from 0, whichever they are on the machine.
     """
     shown = {name: value for name, value in env.items() if name in SHOWN_NAMES or name.startswith("MAKEWAY_")}
-    shown.update({name: value for name, value in env.items() if name.startswith(KEPT_PREFIXES[2:])})
+    shown.update({name: value for name, value in env.items() if name.startswith(ALLOWED_PREFIXES[2:])})
     worker = json.loads(env["MAKEWAY_WORKER_ENV"])
     if gpu_flags("podman", order):
         worker["CUDA_VISIBLE_DEVICES"] = ",".join(str(number) for number in range(len(order["devices"])))

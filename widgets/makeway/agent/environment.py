@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-KEPT = frozenset(
+ALLOWED_VARIABLES = frozenset(
     (
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH"),
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "http_proxy", "https_proxy", "no_proxy"),
@@ -12,12 +12,16 @@ KEPT = frozenset(
     )
 )
 """LOCAL_MACHINE_FOLDER: the mark by which the local provider finds all processes of a machine"""
-KEPT_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_")
+ALLOWED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_")
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": "none", "NVIDIA_VISIBLE_DEVICES": "none"}
 
 
 def machine_environment(cpu_only: bool = False) -> dict[str, str]:
     """Return the environment for programs of this machine; `cpu_only`: no GPU is visible to them."""
-    kept = {name: value for name, value in os.environ.items() if name in KEPT or name.startswith(KEPT_PREFIXES)}
+    allowed = {
+        name: value
+        for name, value in os.environ.items()
+        if name in ALLOWED_VARIABLES or name.startswith(ALLOWED_PREFIXES)
+    }
     env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/", "LANG": "C.UTF-8"}
-    return {**env, **kept, **(NO_GPUS if cpu_only else {})}
+    return {**env, **allowed, **(NO_GPUS if cpu_only else {})}

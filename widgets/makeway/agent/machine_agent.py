@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from ..launcher.files import number
 from ..launcher.pause import Pause
-from ..launcher.service import Rejected, Unavailable
+from ..launcher.service import RequestRejected, ServiceUnavailable
 from .client import AgentClient, Joining, MachineEnded
 from .facts import MachineFacts, address_towards, count_facts
 from .init_script import InitScript
@@ -103,7 +103,7 @@ class MachineAgent:
                 break
             except MachineEnded:
                 raise
-            except (Unavailable, Rejected, OSError, ValueError) as error:
+            except (ServiceUnavailable, RequestRejected, OSError, ValueError) as error:
                 self._log(f"has not joined: {error}")
                 wait = getattr(error, "wait", 0.0)
             self._workers.sync(None)
@@ -181,7 +181,7 @@ class MachineAgent:
                 self._end_reason = self._end_reason or str(error)
                 self._wake.set()
                 return
-            except Rejected as error:
+            except RequestRejected as error:
                 self._log(f"its report was refused: {error.strerror}")
             except OSError as error:
                 wait = getattr(error, "wait", 0.0)

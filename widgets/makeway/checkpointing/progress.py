@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .registration import started
+from .registration import start_ticks
 
 EVERY_SECONDS = 1.0
 """Seconds between two writes of steps and metrics"""
@@ -252,7 +252,7 @@ def number(value: Any) -> float | None:
 def _ended_before_this(known: Mapping[str, Any]) -> bool:
     """Whether the end of the work that a progress file has was reported before this process began."""
     at, ticks = known.get("completed_uptime"), os.sysconf("SC_CLK_TCK")
-    return isinstance(at, (int, float)) and int(at * ticks) <= started("self")  # which counts whole ticks, too
+    return isinstance(at, (int, float)) and int(at * ticks) <= start_ticks("self")  # which counts whole ticks, too
 
 
 def _uptime() -> float | None:

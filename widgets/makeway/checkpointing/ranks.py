@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from .progress import replace_json
-from .registration import started
+from .registration import start_ticks
 
 WARN_SECONDS = 60.0
 """Seconds after which a rank that waits for others says so, again and again"""
-MEETING_SECONDS = 600.0
+RENDEZVOUS_SECONDS = 600.0
 """Seconds within which all ranks have to arrive at their first exchange: else they see different folders"""
-PAUSES = (0.001, 0.05)
+POLL_SECONDS = (0.001, 0.05)
 """Seconds of the first and of the longest pause between two looks for the files of other ranks"""
 
 
@@ -122,36 +122,36 @@ class _FileExchange:
         return self._wait()
 
     def _wait(self) -> list[int]:
-        began, pause = time.monotonic(), PAUSES[0]
-        warn_at = began + WARN_SECONDS
+        started_waiting, pause = time.monotonic(), POLL_SECONDS[0]
+        warn_at = started_waiting + WARN_SECONDS
         while True:
-            result, ended = self._arrivals()
+            result, ended = self._read_arrivals()
             if len(result) == self.size:
                 return [max(numbers[n] for numbers in result.values()) for n in range(len(self.calls[self.count]))]
             missing = sorted(set(range(self.size)) - set(result))
             names = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing[:10]))}"
             if ended:
                 raise RanksMissing(f"rank {min(ended)} has ended while rank {self.rank} waited for it")
-            until = self.deadline()
-            if until is not None and time.time() >= until:
-                waited = f"{time.monotonic() - began:.0f} s"
+            deadline = self.deadline()
+            if deadline is not None and time.time() >= deadline:
+                waited = f"{time.monotonic() - started_waiting:.0f} s"
                 raise RanksMissing(f"{names} did not arrive within {waited}, and the grace period is running out")
-            if self.count == 1 and time.monotonic() - began >= MEETING_SECONDS:
-                where = (
+            if self.count == 1 and time.monotonic() - started_waiting >= RENDEZVOUS_SECONDS:
+                advice = (
                     f"all ranks need the same folder of checkpoints, or torch.distributed; this one has {self.folder}"
                 )
-                raise RanksMissing(f"rank {self.rank} has not met {names} in {MEETING_SECONDS:.0f} s: {where}")
+                raise RanksMissing(f"rank {self.rank} has not met {names} in {RENDEZVOUS_SECONDS:.0f} s: {advice}")
             if time.monotonic() >= warn_at:
                 warn_at += WARN_SECONDS
-                self._warn(f"has waited {time.monotonic() - began:.0f} s for {names}")
+                self._warn(f"has waited {time.monotonic() - started_waiting:.0f} s for {names}")
             time.sleep(pause)
-            pause = min(pause * 1.5, PAUSES[1])
+            pause = min(pause * 1.5, POLL_SECONDS[1])
 
-    def _warn(self, what: str) -> None:
+    def _warn(self, message: str) -> None:
         needs = f"every rank has to call this at the same step, and to see the folder {self.folder}"
-        print(f"Makeway: rank {self.rank} {what}; {needs}", file=sys.stderr, flush=True)
+        print(f"Makeway: rank {self.rank} {message}; {needs}", file=sys.stderr, flush=True)
 
-    def _arrivals(self) -> tuple[dict[int, list[int]], list[int]]:
+    def _read_arrivals(self) -> tuple[dict[int, list[int]], list[int]]:
         """Return the numbers of the ranks that have arrived at this call, and the ranks that never will."""
         files = {rank: self._read(rank) for rank in range(self.size) if rank != self.rank}
         self._join(files)
@@ -195,7 +195,7 @@ class _FileExchange:
             "ended": self.ended,
             "host": _host(),
             "pid": os.getpid(),
-            "started": started(os.getpid()),
+            "started": start_ticks(os.getpid()),
         }
         replace_json(self._path(self.rank), value)
 
@@ -211,7 +211,7 @@ class _FileExchange:
 def _has_ended(file: dict[str, Any]) -> bool:
     """Whether the process that wrote a file has said that it ends, or is gone from this machine."""
     here = file.get("host") == _host() and os.path.isdir("/proc/self")
-    return bool(file.get("ended")) or (here and started(str(file.get("pid"))) != file.get("started"))
+    return bool(file.get("ended")) or (here and start_ticks(str(file.get("pid"))) != file.get("started"))
 
 
 def _host() -> str:

@@ -50,16 +50,16 @@ class Registration:
         folder = os.environ.get("MAKEWAY_LISTENERS")
         return os.path.exists(os.path.join(folder, "signalled")) if folder else _is_noticed()
 
-    def note(self, what: str = "") -> None:
+    def note(self, suffix: str = "") -> None:
         """Add a file of this process, once; nothing where the launcher reads none, as one of an earlier release."""
-        key = (os.getpid(), what)
+        key = (os.getpid(), suffix)
         if key in self._noted:
             return
         self._noted.add(key)
         if folder := os.environ.get("MAKEWAY_LISTENERS"):
             with contextlib.suppress(OSError, ValueError, IndexError):  # it gets the signal then
-                _add(os.path.join(folder, _process_name() + what), "" if what else os.environ.get("RANK", ""))
-            if not what and os.environ.get("WORLD_SIZE", "1") != "1":
+                _add(os.path.join(folder, _process_name() + suffix), "" if suffix else os.environ.get("RANK", ""))
+            if not suffix and os.environ.get("WORLD_SIZE", "1") != "1":
                 atexit.register(self._exit, os.getpid(), folder)
 
     def _exit(self, pid: int, folder: str) -> None:
@@ -93,13 +93,13 @@ class Registration:
         the loaders that a save still needs. Waits until `deadline()`, in Unix seconds, while any of them saves; where
         none does, for SIBLING_SECONDS.
         """
-        until, quiet_at = deadline() or 0.0, time.monotonic()
-        while time.time() < until and time.monotonic() < quiet_at + SIBLING_SECONDS:
+        until, last_save_at = deadline() or 0.0, time.monotonic()
+        while time.time() < until and time.monotonic() < last_save_at + SIBLING_SECONDS:
             unsaved, saving = self._siblings()
             if not unsaved:
                 return
             if saving:
-                quiet_at = time.monotonic()
+                last_save_at = time.monotonic()
             time.sleep(PAUSE_SECONDS)
 
     def _siblings(self) -> tuple[bool, bool]:
@@ -121,15 +121,15 @@ def _is_noticed() -> bool:
     return os.path.exists(os.environ.get("MAKEWAY_STOP_FILE", ""))
 
 
-def started(pid: int | str) -> int:
+def start_ticks(pid: int | str) -> int:
     """Return when a process of this machine started, in clock ticks since boot; 0 if it has ended."""
-    fields = _fields(pid)
+    fields = _stat_fields(pid)
     return 0 if not fields or fields[0] in "ZX" else int(fields[19])
 
 
 def _process_name() -> str:
     """Return what identifies this process: its pid, its start in clock ticks since boot, and its pid namespace."""
-    return f"{os.getpid()}.{int(_fields('self')[19])}.{_namespace()}"
+    return f"{os.getpid()}.{int(_stat_fields('self')[19])}.{_namespace()}"
 
 
 def _is_sibling(name: str) -> bool:
@@ -137,7 +137,7 @@ def _is_sibling(name: str) -> bool:
     pid, start, namespace = map(int, name.split("."))
     if namespace != _namespace():
         return False
-    fields = _fields(pid)
+    fields = _stat_fields(pid)
     return bool(fields) and fields[0] not in "ZX" and int(fields[1]) == os.getppid() and int(fields[19]) == start
 
 
@@ -145,7 +145,7 @@ def _namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
-def _fields(pid: int | str) -> list[str]:
+def _stat_fields(pid: int | str) -> list[str]:
     """Return the fields of /proc/PID/stat behind the command's name: state, parent …; none if the process is gone."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         return file.read().rpartition(")")[2].split()

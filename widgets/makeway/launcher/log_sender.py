@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from .files import open_file
-from .service import Rejected, Service
+from .service import RequestRejected, Service
 
 if TYPE_CHECKING:
     from .attempt import Attempt
@@ -40,7 +40,7 @@ class LogSender:
                 return
             try:
                 self._sent = self._service.append("log", start, data, start > self._sent)
-            except Rejected as error:
+            except RequestRejected as error:
                 expected = error.numbers.get("expected")
                 self._sent = int(expected) if isinstance(expected, int) else start + len(data)
 

@@ -27,7 +27,7 @@ from .log import Log
 from .log_sender import PART, LogSender
 from .pause import Pause
 from .report import report_of, time_of, without_progress
-from .service import AttemptEnded, Rejected, Service, TooFast, Unavailable
+from .service import AttemptEnded, RateLimited, RequestRejected, Service, ServiceUnavailable
 from .termination_message import write_termination_message
 
 POLL_SECONDS = 25.0
@@ -92,9 +92,9 @@ class RemoteTransport:
             try:
                 start = self._claim()
                 break
-            except Rejected as error:
+            except RequestRejected as error:
                 raise AttemptEnded(str(error)) from error
-            except Unavailable as error:
+            except ServiceUnavailable as error:
                 self._wait(pause, error)
         self._heartbeat = float(start["heartbeat"])
         self._lost_after = float(start["lost_after"])
@@ -104,7 +104,7 @@ class RemoteTransport:
     def _claim(self) -> dict[str, Any]:
         return self._service.post("claim", {"instance": self._instance})
 
-    def _wait(self, pause: Pause, error: Unavailable) -> None:
+    def _wait(self, pause: Pause, error: ServiceUnavailable) -> None:
         """Wait before the next try, while nothing is started yet; AttemptEnded or OSError where there will be none."""
         if self._service.token_unknown_for > TOKEN_UNKNOWN_SECONDS:
             raise AttemptEnded(str(error)) from error
@@ -123,9 +123,9 @@ class RemoteTransport:
                 if hashlib.sha256(data).hexdigest() == entry["digest"]:
                     return data
                 damaged += 1
-            except Rejected as error:
+            except RequestRejected as error:
                 raise OSError(errno.EIO, str(error.strerror), entry["path"]) from error
-            except Unavailable as error:
+            except ServiceUnavailable as error:
                 self._wait(pause, error)
         raise OSError(errno.EIO, f"the file came damaged {MAX_DAMAGED} times", entry["path"])
 
@@ -166,9 +166,9 @@ class RemoteTransport:
         ends = max(ends, time.monotonic() + min(patience, STOPPING_SECONDS if stopping else REPORT_SECONDS))
         try:
             self._until_taken(attempt, partial(self._send_report, report), ends)
-        except Rejected:  # what the job wrote about itself cannot be read: its end can
+        except RequestRejected:  # what the job wrote about itself cannot be read: its end can
             reduced = {key: end[key] for key in ("exit_code", "ended_at", "result_unsent")}
-            with contextlib.suppress(Rejected):
+            with contextlib.suppress(RequestRejected):
                 self._until_taken(attempt, partial(self._send_report, {"exit": reduced}), ends)
 
     def _write_termination_message(self, report: dict[str, Any], log: Log) -> None:
@@ -206,14 +206,14 @@ class RemoteTransport:
                 return True
             except AttemptEnded:
                 self._ended = True
-            except Unavailable as error:
+            except ServiceUnavailable as error:
                 self._ended |= self._service.token_unknown_for > TOKEN_UNKNOWN_SECONDS
                 if (remaining := ends - time.monotonic()) <= 0:
                     return False
-                if isinstance(error, TooFast):  # it takes a little every second: longer pauses would waste them
+                if isinstance(error, RateLimited):  # it takes a little every second: longer pauses would waste them
                     pause = Pause()
                 time.sleep(min(remaining, pause.next(error.wait)))
-            except Rejected:
+            except RequestRejected:
                 raise
             except OSError:
                 return False
@@ -229,7 +229,7 @@ class RemoteTransport:
                 self._ended = True
                 self._notify({"kill": True})
                 return
-            except (Unavailable, Rejected) as error:
+            except (ServiceUnavailable, RequestRejected) as error:
                 self._done.wait(pause.next(getattr(error, "wait", 0.0)))
                 continue
             pause = Pause(ORDERS_PAUSE)
@@ -284,7 +284,7 @@ class RemoteTransport:
                 pause = Pause()
             except AttemptEnded:
                 return  # the other thread hears the same, and ends the job
-            except Rejected:
+            except RequestRejected:
                 last, due = report, time.monotonic() + self._heartbeat
             except OSError as error:
                 self._done.wait(pause.next(getattr(error, "wait", 0.0)))
@@ -297,7 +297,7 @@ class RemoteTransport:
 
     def _renew(self, attempt: Attempt) -> None:
         """Get a new token by a report; the next try shows whether that went well."""
-        with contextlib.suppress(Unavailable, Rejected):
+        with contextlib.suppress(ServiceUnavailable, RequestRejected):
             self._send_report(self._report(attempt, None))
 
     def _report(self, attempt: Attempt, status: dict[str, Any] | None) -> dict[str, Any]:
@@ -310,7 +310,7 @@ class RemoteTransport:
     def _send_file(
         self, attempt: Attempt, kind: str, name: str, note: Callable[[str], None], stops: float = math.inf
     ) -> None:
-        """Send a result or an exception, part by part, from where the service knows it; Unavailable at `stops`."""
+        """Send a result or an exception in parts, from where the service knows it; ServiceUnavailable at `stops`."""
         if not os.path.isfile(attempt.path(name)):
             return
         with open_file(attempt.path(name), links=True) as file:
@@ -318,9 +318,9 @@ class RemoteTransport:
                 at = self._service.append(kind, 0, file.read(PART), False)
                 while file.seek(at) == at and (data := file.read(PART)):
                     if time.monotonic() >= stops:
-                        raise Unavailable("the time is up")
+                        raise ServiceUnavailable("the time is up")
                     at = self._service.append(kind, at, data, False)
-            except Rejected as error:
+            except RequestRejected as error:
                 message = f"the {kind} was not kept: {error.strerror}"
                 note(message)
                 if kind == "result":

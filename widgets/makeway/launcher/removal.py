@@ -17,24 +17,24 @@ from collections.abc import Iterator
 JOB_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 """The id of a job: no path, and nothing that is hidden."""
 REPORT = "/dev/termination-log"
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def remove_all(volume: str, names: list[str], report: str = REPORT) -> int:
     """Remove these folders of a volume; return 1 if some are left, with the reason and who owns them in the report."""
     remaining: dict[str, list[str]] = {}
-    why = ""
+    reason = ""
     for name in names:
         try:
             _remove(volume, name)
         except (OSError, ValueError) as error:
-            why = why or f"{name}: {error}"
+            reason = reason or f"{name}: {error}"
             owner = _other_owner(os.path.join(volume, name)) if isinstance(error, PermissionError) else -1
             remaining.setdefault(str(owner), []).append(name)
     if remaining:
-        print(f"launcher: {why}", file=sys.stderr)
+        print(f"launcher: {reason}", file=sys.stderr)
         with open(report, "w", encoding="utf-8") as file:
-            json.dump({"why": why[:1000], "left": remaining}, file)
+            json.dump({"why": reason[:1000], "left": remaining}, file)
     return 1 if remaining else 0
 
 
@@ -52,7 +52,7 @@ def remove_tree(path: str) -> None:
     """
     if not os.path.lexists(path):
         return
-    with _opened(path) as top:
+    with _open_folder(path) as top:
         failed: dict[str, OSError] = {}
         while names := [name for name in os.listdir(top) if name not in failed]:
             for name in names:
@@ -69,13 +69,13 @@ def remove_tree(path: str) -> None:
 
 def _remove_from(name: str, top: int) -> None:
     """Remove a file or a folder in the folder `top`, to which the folders in it are moved."""
-    if _unlinked(name, top):
+    if _remove_directly(name, top):
         return
     failure: OSError | None = None
-    with _opened(name, top) as folder:
+    with _open_folder(name, top) as folder:
         for inner in os.listdir(folder):
             try:
-                if not _unlinked(inner, folder):
+                if not _remove_directly(inner, folder):
                     _move_up(inner, folder, top)
             except FileNotFoundError:
                 continue
@@ -86,7 +86,7 @@ def _remove_from(name: str, top: int) -> None:
     os.rmdir(name, dir_fd=top)
 
 
-def _unlinked(name: str, folder: int) -> bool:
+def _remove_directly(name: str, folder: int) -> bool:
     """Remove a file, a link or an empty folder; return whether it is gone, which a folder with something in it is not.
 
     Another user's empty folder can be removed, but not moved.
@@ -105,22 +105,22 @@ def _move_up(name: str, folder: int, top: int) -> None:
     try:
         os.rename(name, new, src_dir_fd=folder, dst_dir_fd=top)
     except PermissionError:  # its entry “..” is written to
-        with _opened(name, folder):
+        with _open_folder(name, folder):
             os.rename(name, new, src_dir_fd=folder, dst_dir_fd=top)
 
 
 @contextlib.contextmanager
-def _opened(name: str, inside: int | None = None) -> Iterator[int]:
+def _open_folder(name: str, inside: int | None = None) -> Iterator[int]:
     """Open a folder, and give its owner all rights to it."""
     try:
-        handle = os.open(name, FOLDER, dir_fd=inside)
+        handle = os.open(name, FOLDER_FLAGS, dir_fd=inside)
     except PermissionError:
-        closed = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=inside)
+        path_fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=inside)
         try:
-            os.chmod(f"/proc/self/fd/{closed}", 0o700)
+            os.chmod(f"/proc/self/fd/{path_fd}", 0o700)
         finally:
-            os.close(closed)
-        handle = os.open(name, FOLDER, dir_fd=inside)
+            os.close(path_fd)
+        handle = os.open(name, FOLDER_FLAGS, dir_fd=inside)
     try:
         mode = stat.S_IMODE(os.fstat(handle).st_mode)
         if mode & 0o700 != 0o700:

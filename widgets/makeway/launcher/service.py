@@ -91,7 +91,7 @@ def _hashed_folder() -> str:
 AUTHORITIES = _Authorities()
 
 
-class Unavailable(OSError):
+class ServiceUnavailable(OSError):
     """The service did not answer, or cannot now; `wait` are the seconds after which it wants to be asked again."""
 
     def __init__(self, why: str, wait: float = 0.0) -> None:
@@ -99,11 +99,11 @@ class Unavailable(OSError):
         self.wait = wait
 
 
-class TooFast(Unavailable):
+class RateLimited(ServiceUnavailable):
     """The service has taken much from this worker just now, and takes more after `wait` seconds."""
 
 
-class TokenUnknown(Unavailable):
+class TokenUnknown(ServiceUnavailable):
     """The service knows no such token; replicas with another secret say so for a while, too."""
 
 
@@ -111,7 +111,7 @@ class AttemptEnded(OSError):
     """The attempt has ended, or another launcher runs the worker: the service takes nothing more from this one."""
 
 
-class Rejected(OSError):
+class RequestRejected(OSError):
     """The service refuses this request, and will again."""
 
     def __init__(self, status: int, code: str, detail: str, numbers: dict[str, Any]) -> None:
@@ -187,7 +187,7 @@ class Service:
         reply = self._send("POST", f"outputs/{kind}", query, data, "application/octet-stream", TIMEOUT)
         end = self._object(reply).get("end")
         if not isinstance(end, int):
-            raise Unavailable("the answer cannot be read")
+            raise ServiceUnavailable("the answer cannot be read")
         return end
 
     def _send(
@@ -215,7 +215,7 @@ class Service:
                     continue
                 if not (kept and isinstance(error, (ConnectionError, http.client.RemoteDisconnected))):
                     self._outage.failed(str(error) or type(error).__name__)
-                    raise Unavailable(f"the service does not answer: {error or type(error).__name__}") from error
+                    raise ServiceUnavailable(f"the service does not answer: {error or type(error).__name__}") from error
                 kept = False
 
     def _exchange(
@@ -255,7 +255,7 @@ class Service:
             connection.close()
 
     def _object(self, reply: Reply) -> dict[str, Any]:
-        """Return the JSON of a good answer; Unavailable for what is none, as a proxy may answer for the service."""
+        """Return the JSON object of a successful answer; ServiceUnavailable for any other, as a proxy's error page."""
         body = self._checked(reply)
         try:
             value = json.loads(body)
@@ -263,7 +263,7 @@ class Service:
             value = None
         if not isinstance(value, dict):
             self._outage.failed("something else answers for it")
-            raise Unavailable("the answer cannot be read")
+            raise ServiceUnavailable("the answer cannot be read")
         self._heard(reply)
         return value
 
@@ -284,7 +284,7 @@ class Service:
             code, detail, numbers = "", f"status {reply.status}", {}
         if code == "token_expired":
             self.expired = True
-            raise Unavailable(detail)
+            raise ServiceUnavailable(detail)
         if code in ("attempt_ended", "claimed"):
             raise AttemptEnded(detail)
         if reply.status == 401 and code:
@@ -292,13 +292,13 @@ class Service:
             self._outage.failed(detail)
             raise TokenUnknown(detail)
         if reply.status in (400, 404, 409, 413, 422) and code:
-            raise Rejected(reply.status, code, detail, numbers)
+            raise RequestRejected(reply.status, code, detail, numbers)
         # Others may come from a proxy while the service is unavailable.
         if reply.status == TOO_FAST and code == "too_fast":
-            raise TooFast(detail, reply.wait)
+            raise RateLimited(detail, reply.wait)
         if reply.status != TOO_FAST:
             self._outage.failed(detail)
-        raise Unavailable(detail, reply.wait)
+        raise ServiceUnavailable(detail, reply.wait)
 
 
 class _TimedResponse(http.client.HTTPResponse):

@@ -33,13 +33,13 @@ from ..remote.backend import REPORT_WITHIN, RemoteBackend
 from ..remote.worker_hosts import WorkerHosts
 from .api.client import OTHER_PORT, SILENT, UNREACHABLE, ApiClient, ApiStatusError, ApiUnreachable, Object, run_all
 from .api.health_check import HEALTH_CHECK_TIMING, HealthCheck, HealthCheckTiming
-from .api.informer import USUAL, Informer, Timing
+from .api.informer import DEFAULT_TIMING, Informer, Timing
 from .attempts.attempt_pods import AttemptPods
 from .attempts.creation import create_once
 from .attempts.event_reader import EventReader
 from .attempts.event_recorder import EventRecorder
 from .attempts.pod_states import JobPod, project_job_pod
-from .attempts.pod_waits import LIMITS
+from .attempts.pod_waits import MAX_WAIT_SECONDS
 from .attempts.removals import Removals
 from .attempts.start_errors import start_error
 from .attempts.termination_message import record_final_reports
@@ -89,9 +89,9 @@ class KubernetesBackend(RemoteBackend):
         settings: PodSettings,
         tolerations: Sequence[Toleration] = (),
         *,
-        timing: Timing = USUAL,
+        timing: Timing = DEFAULT_TIMING,
         health_check_timing: HealthCheckTiming = HEALTH_CHECK_TIMING,
-        limits: Mapping[str, float] = LIMITS,
+        limits: Mapping[str, float] = MAX_WAIT_SECONDS,
         home: HomeSetting | None = None,
         lost_after: float = LOST_AFTER,
         node_lost_after: float = NODE_LOST_AFTER,
@@ -458,8 +458,8 @@ class KubernetesBackend(RemoteBackend):
         """
         if answers:
             self._unreachable_until = 0.0
-            self.pods.ask_again()
-            self.inventory.ask_again()
+            self.pods.retry_now()
+            self.inventory.retry_now()
         else:
             self._client.abort_requests()
         self._changed()

@@ -181,7 +181,7 @@ def check_worker_url(url: str) -> None:
 
 def pod_settings(settings: KubernetesSettings, namespace: str) -> PodSettings:
     """Return what all pods of jobs have; ValueError where a setting is wrong."""
-    from .pods.disk import setting as disk_setting
+    from .pods.disk import parse_disk
     from .pods.manifest import PodSettings, user_and_group
     from .pods.template import resources_setting, template_setting
 
@@ -195,7 +195,7 @@ def pod_settings(settings: KubernetesSettings, namespace: str) -> PodSettings:
         priority_class=settings.priority_class,
         run_as=user_and_group(settings.run_as),
         checkpoint_claim=settings.checkpoint_claim,
-        disk=disk_setting(settings.disk_request, settings.disk_limit),
+        disk=parse_disk(settings.disk_request, settings.disk_limit),
         cpu_limits=settings.cpu_limits,
         launcher_resources=resources_setting(settings.launcher_resources),
         template=template_setting(settings.pod),

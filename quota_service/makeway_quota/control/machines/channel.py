@@ -195,7 +195,7 @@ class MachineChannel:
         """Return the newest report of a machine that was read here."""
         return self._reports.get(machine)
 
-    def hear(self, machine: str) -> None:
+    def record_contact(self, machine: str) -> None:
         """Note that an agent was heard of now."""
         self._heard[machine] = self._unwritten[machine] = self._clock()
 

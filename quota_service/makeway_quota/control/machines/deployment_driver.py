@@ -40,7 +40,7 @@ from ...engine.snapshot import Node
 from .booting_nodes import BootingMachines
 from .cycle_demand import CycleDemand
 from .measured_machines import MeasuredMachines
-from .move_questions import MoveQuestion
+from .move_checks import MoveCheck
 
 log = logging.getLogger("makeway.machines")
 
@@ -223,16 +223,16 @@ class DeploymentDriver:
         """Whether it is known in this term which machines boot."""
         return self.machines is not None and self._booting.learned
 
-    def move_question(self, now: float) -> MoveQuestion | None:
+    def move_check(self, now: float) -> MoveCheck | None:
         """Return what the engine is to be asked about moves in this cycle, None for nothing."""
         term, rows = self._term, self.machines
         if term is None or rows is None or self.deleting:
             return None
-        since_asked = self._monotonic() - term.asked_at
-        question = MoveQuestion.of(self.deployment, rows, term.moved_at, since_asked, now)
-        if question is not None:
+        since_checked = self._monotonic() - term.asked_at
+        check = MoveCheck.of(self.deployment, rows, term.moved_at, since_checked, now)
+        if check is not None:
             term.asked_at = self._monotonic()
-        return question
+        return check
 
     def take(self, reports: Reports) -> None:
         """Keep what machines reported for the next step that is committed."""

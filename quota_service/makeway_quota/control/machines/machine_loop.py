@@ -41,7 +41,7 @@ from .deployment_driver import DeploymentDriver, DeploymentStatus, MachineIdenti
 from .machine_notices import NOTICING, moving, notices
 from .machine_reasons import MachineReasons
 from .measured_machines import MeasuredMachines
-from .move_questions import MoveQuestion, machines_to_empty, restartable
+from .move_checks import MoveCheck, drain_candidates, restartable
 
 log = logging.getLogger("makeway.machines")
 
@@ -193,31 +193,29 @@ class MachineLoop:
     async def known(self, world: World, demand: Iterable[Demand], began: float, now: float) -> CycleDemand:
         """Return what a cycle knows at its end, which observed the nodes at `began`."""
         self._observe_clock()
-        questions = [one for driver in self._drivers.values() if (one := driver.move_question(now)) is not None]
+        checks = [one for driver in self._drivers.values() if (one := driver.move_check(now)) is not None]
         machines = self.machines_on(world.observed.nodes)
-        known = await known_demand(world, demand, machines, began, now, moves=bool(questions))
-        if questions:
+        known = await known_demand(world, demand, machines, began, now, moves=bool(checks))
+        if checks:
             self._answer = frozenset(), -math.inf
             with self.quarantine.step(ASKING):
-                known = await self._asked(known, questions, world, now)
+                known = await self._asked(known, checks, world, now)
                 self._answer = known.restartable, self._monotonic()
         elif self._monotonic() - self._answer[1] < ANSWER_SECONDS:
             known = known.with_answers(restartable=self._answer[0])
         return known
 
-    async def _asked(
-        self, known: CycleDemand, questions: Sequence[MoveQuestion], world: World, now: float
-    ) -> CycleDemand:
+    async def _asked(self, known: CycleDemand, checks: Sequence[MoveCheck], world: World, now: float) -> CycleDemand:
         """Return what is known, with the machines that can be emptied and those whose jobs get their notices now.
 
         The engine is asked with the commits of this cycle: what its plan has started takes room.
         """
-        machines = await asyncio.to_thread(machines_to_empty, known, questions, now)
+        machines = await asyncio.to_thread(drain_candidates, known, checks, now)
         if any(machines.values()):
             asked = partial(Restarts, world.snapshot(await world.rows_as_of_now(), now))
             leaves = partial(world.people.excludes, document=world.document)
             known = await asyncio.to_thread(restartable, known, machines, asked, leaves)
-        return await asyncio.to_thread(_with_notices, known, questions)
+        return await asyncio.to_thread(_with_notices, known, checks)
 
     def notices(self, demand: CycleDemand, now: float) -> ChangeSet:
         """Return the notices of jobs whose machines are to go, by what a cycle knows at its end."""
@@ -411,17 +409,17 @@ def new_machine_id() -> str:
     return f"m-{uuid.uuid4().hex[:12]}"
 
 
-def _with_notices(known: CycleDemand, questions: Iterable[MoveQuestion]) -> CycleDemand:
+def _with_notices(known: CycleDemand, checks: Iterable[MoveCheck]) -> CycleDemand:
     """Return what is known, with the machines that drain for a move and whose jobs get their notices now."""
-    demands = {one.deployment.name: known.of(one.machines, moves=True) for one in questions if _empties(one)}
-    rows = [row for one in questions for row in one.machines]
-    deployments = [one.deployment for one in questions]
+    demands = {one.deployment.name: known.of(one.machines, moves=True) for one in checks if _empties(one)}
+    rows = [row for one in checks for row in one.machines]
+    deployments = [one.deployment for one in checks]
     return known.with_answers(moved=moving(deployments, rows, {name: one for name, one in demands.items() if one}))
 
 
-def _empties(question: MoveQuestion) -> bool:
+def _empties(check: MoveCheck) -> bool:
     """Whether a machine of a deployment drains so that its jobs are moved."""
-    return any(row.drain == "move" for row in question.machines)
+    return any(row.drain == "move" for row in check.machines)
 
 
 def _only_in(one: Demand, pools: Collection[str]) -> bool:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from ...policy import PolicyInvalid, read
+from ...policy import PolicyInvalid, read_policy
 from ...store.errors import StoreError
 from ...store.store import Store
 from ..hub.leases import Leases
@@ -102,7 +102,7 @@ class ChangeFeed:
             return
         try:
             document = await self._read(
-                partial(read, stored=True), current.document, f"policy version {current.version}"
+                partial(read_policy, stored=True), current.document, f"policy version {current.version}"
             )
         except PolicyInvalid as error:
             log.error(

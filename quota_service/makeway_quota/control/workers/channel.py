@@ -61,7 +61,7 @@ class WorkerChannel:
         self._unwritten: dict[WorkerKey, float] = {}
         self._serial = 0
         self._awake = 0.0
-        """seconds in which this process could hear workers"""
+        """seconds in which this process could hear from workers"""
         self._stepped = self._read_at = monotonic()
         self._read_all_at = -READ_ALL_EVERY
         self._written_at = monotonic()
@@ -200,7 +200,7 @@ class WorkerChannel:
 
     # -- for the requests of workers
 
-    def hear(self, key: WorkerKey) -> None:
+    def record_contact(self, key: WorkerKey) -> None:
         """Note that a worker was heard of now."""
         self._heard[key] = self._awake
         self._unwritten[key] = self._clock()

@@ -39,13 +39,13 @@ class ProgressKeeper:
         self._writing = threading.Lock()
         """held during a write: who waited for it finds written what was reported before"""
         self._unwritten: dict[str, Report] = {}
-        self._trouble = ""
+        self._last_error = ""
         self.written = 0
         """Counts the writes, so that pages know when to look"""
 
-    def note(self, workload: str, attempt: int, given: object) -> None:
+    def note(self, workload: str, attempt: int, report: object) -> None:
         """Keep what a job's process wrote for the next write; anything may be in it."""
-        if (result := read_progress(given)) is None:
+        if (result := read_progress(report)) is None:
             return
         with self._lock:
             before = self._unwritten.get(workload)
@@ -64,32 +64,32 @@ class ProgressKeeper:
         with self._lock:
             named = [workload for workload in first if workload in self._unwritten]
             order = list(dict.fromkeys([*named, *self._unwritten]))
-            part = {workload: self._unwritten[workload] for workload in order[: max(MAX_AT_ONCE, len(named))]}
-            for workload in part:  # what is reported from now on comes behind what waits
+            batch = {workload: self._unwritten[workload] for workload in order[: max(MAX_AT_ONCE, len(named))]}
+            for workload in batch:  # what is reported from now on comes behind what waits
                 del self._unwritten[workload]
-        if not part:
+        if not batch:
             return
         try:
-            self._write(part)
+            self._write(batch)
         except BaseException:
             with self._lock:
-                self._unwritten = part | self._unwritten
+                self._unwritten = batch | self._unwritten
             raise
         self.written += 1
 
-    def _write(self, part: Mapping[str, Report]) -> None:
+    def _write(self, batch: Mapping[str, Report]) -> None:
         """Write reports together; where that fails by one of them, all others."""
         try:
-            self._store.progress.write(part, self._clock())
+            self._store.progress.write(batch, self._clock())
         except Exception as error:
             if concerns_all(error):
                 raise
-            if len(part) > 1:
-                jobs = list(part.items())
+            if len(batch) > 1:
+                jobs = list(batch.items())
                 self._write(dict(jobs[: len(jobs) // 2]))
                 self._write(dict(jobs[len(jobs) // 2 :]))
                 return
-            log.exception("The progress of the job %s cannot be written, and is left out", next(iter(part)))
+            log.exception("The progress of the job %s cannot be written, and is left out", next(iter(batch)))
 
     async def run(self) -> None:
         """Write every few seconds, until cancelled."""
@@ -97,8 +97,8 @@ class ProgressKeeper:
             await asyncio.sleep(WRITE_SECONDS)
             try:
                 await asyncio.to_thread(self.write)
-                self._trouble = ""
+                self._last_error = ""
             except StoreError as error:
-                if str(error) != self._trouble:
-                    self._trouble = str(error)
+                if str(error) != self._last_error:
+                    self._last_error = str(error)
                     log.warning("The progress of jobs cannot be written: %s", error)

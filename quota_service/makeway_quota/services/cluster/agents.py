@@ -34,11 +34,11 @@ from ..refusals import busy, refuse
 
 REPORT_SECONDS = 10.0
 """Seconds between two reports of an unchanged machine"""
-MAX_HELD = 25.0
+MAX_WAIT_SECONDS = 25.0
 """Seconds that a request for orders is held, at most"""
-COUNTED = 2**18
+REPORT_COST_BYTES = 2**18
 """Bytes that each changed report counts for: it is a transaction"""
-FIRST_PORT, PORTS = 20_000, 10_000
+FIRST_PORT, PORT_COUNT = 20_000, 10_000
 """The ports at which the first workers of gangs listen"""
 
 
@@ -92,17 +92,17 @@ class AgentService:
             raise refuse("This token lets another machine join than the body names.", "unauthorized", 401)
         self._check_database()
         context, channel = self._context, self._channel
-        row = self._present(await channel.row(body.machine), body.machine)
+        row = self._require_live(await channel.row(body.machine), body.machine)
         if row.state not in STARTING:
-            raise self._joined(row, body.boot)
+            raise self._join_refused(row, body.boot)
         missing: dict[str, object] = {"init_exit_code": None, "spot_deadline": None, "attempts": []}
-        given = {**_facts(body), "address": body.address or address, **missing}
-        result = await context.call(context.store.machine_reports.join, body.machine, body.boot, given, context.clock())
+        facts = {**_facts_of(body), "address": body.address or address, **missing}
+        result = await context.call(context.store.machine_reports.join, body.machine, body.boot, facts, context.clock())
         if result.outcome == "over":
-            raise _over(body.machine)
+            raise _machine_ended(body.machine)
         if result.outcome == "other":
-            raise self._joined(row, body.boot)
-        channel.hear(body.machine)
+            raise self._join_refused(row, body.boot)
+        channel.record_contact(body.machine)
         channel.wake()
         options = channel.options(row)
         return AgentJoined(
@@ -118,38 +118,38 @@ class AgentService:
 
     async def report(self, token: str, machine: str, body: AgentReportIn, address: str) -> AgentReceipt:
         """Take what a machine is and runs. An expired token is renewed while the machine lives."""
-        boot, old = self.check_token(token, machine, renewing=True)
+        boot, renew = self.check_token(token, machine, renewing=True)
         self._check_database()
         context, channel = self._context, self._channel
-        row = await self._live(machine)
+        row = await self._live_machine(machine)
         if body.boot != boot:
-            raise self._joined(row, body.boot)
-        channel.hear(machine)
-        given = {**_facts(body), "address": body.address or address}
+            raise self._join_refused(row, body.boot)
+        channel.record_contact(machine)
+        facts = {**_facts_of(body), "address": body.address or address}
         known = channel.report(machine)
-        if known is None or known.boot != boot or known.damaged or dict(known.facts) != given:
-            if wait := self._rates.take(machine, COUNTED):
+        if known is None or known.boot != boot or known.damaged or dict(known.facts) != facts:
+            if wait := self._rates.take(machine, REPORT_COST_BYTES):
                 raise busy("This machine reports faster than it is taken: report later.", "too_fast", 429, wait)
             if body.init is not None and body.init.output:
                 await context.call(self._keep_output, row, body.init.exit_code, body.init.output)
             reports, now = context.store.machine_reports, context.clock()
-            if await context.call(reports.report, machine, boot, given, now, body.number) is None:
-                again = self._present(await channel.row(machine), machine)
-                raise self._joined(again, boot)
+            if await context.call(reports.report, machine, boot, facts, now, body.number) is None:
+                current = self._require_live(await channel.row(machine), machine)
+                raise self._join_refused(current, boot)
             channel.wake()
-        renewed = channel.tokens.token(machine, boot) if old else None
+        renewed = channel.tokens.token(machine, boot) if renew else None
         return AgentReceipt(token=renewed, report_seconds=REPORT_SECONDS)
 
     async def orders(self, token: str, machine: str, known: str, wait: float) -> MachineOrders:
         """Return everything that a machine has to do; wait up to `wait` seconds until it is not what it knows."""
         boot, _ = self.check_token(token, machine)
         channel = self._channel
-        deadline = time.monotonic() + min(max(0.0, wait), MAX_HELD)
+        deadline = time.monotonic() + min(max(0.0, wait), MAX_WAIT_SECONDS)
         with channel.placements.follow(machine) as follower:
             while True:
                 self._check_database()
-                await self._live(machine, boot)
-                channel.hear(machine)
+                await self._live_machine(machine, boot)
+                channel.record_contact(machine)
                 orders, until = self._orders(machine)
                 remaining = deadline - time.monotonic()
                 if orders.revision != known or remaining <= 0:
@@ -172,7 +172,7 @@ class AgentService:
         if self._workers.stale:
             raise busy("The database does not answer this replica: ask another one.", "database_unavailable", 503, 1.0)
 
-    async def _live(self, machine: str, boot: str = "") -> Machine:
+    async def _live_machine(self, machine: str, boot: str = "") -> Machine:
         """Return the row of a machine that is not over; 410 otherwise, which ends its work.
 
         A replica may know of a machine, or of its boot, later than its agent.
@@ -180,14 +180,14 @@ class AgentService:
         row = self._channel.known(machine)
         if row is None or row.state == "terminating":
             row = await self._channel.row(machine)
-        return self._present(row, machine)
+        return self._require_live(row, machine)
 
-    def _present(self, row: Machine | None, machine: str) -> Machine:
+    def _require_live(self, row: Machine | None, machine: str) -> Machine:
         if row is None or row.state in FINISHED or row.state == "terminating":
-            raise _over(machine)
+            raise _machine_ended(machine)
         return row
 
-    def _joined(self, row: Machine, boot: str) -> Exception:
+    def _join_refused(self, row: Machine, boot: str) -> Exception:
         """Return the refusal of a boot that is not the one that joined, or joins again after the machine was ready."""
         if row.boot == boot:
             message = f"{row.id} has joined and is ready: its agent keeps the token that it got then."
@@ -245,12 +245,12 @@ class AgentService:
         first = self._channel.status(nodes[0])
         address = "127.0.0.1" if len(set(nodes)) == 1 or first is None or not first.address else first.address
         digest = hashlib.sha256(f"{row.id} {row.attempt}".encode()).digest()
-        port = FIRST_PORT + int.from_bytes(digest[:4], "big") % PORTS
+        port = FIRST_PORT + int.from_bytes(digest[:4], "big") % PORT_COUNT
         ranks = {"RANK": str(number), "WORLD_SIZE": str(len(nodes))}
         return {**ranks, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
 
-def _over(machine: str) -> Exception:
+def _machine_ended(machine: str) -> Exception:
     message = f"The machine {machine} is over: end its work and power it off, nothing more is taken from it."
     return refuse(message, "machine_over", 410)
 
@@ -263,15 +263,15 @@ def _gpus(devices: list[int], hidden: bool, virtual: bool) -> dict[str, str]:
     return {**variables, "MAKEWAY_VIRTUAL_GPUS": "1"} if virtual else variables
 
 
-def _facts(body: AgentJoin | AgentReportIn) -> dict[str, Any]:
+def _facts_of(body: AgentJoin | AgentReportIn) -> dict[str, Any]:
     """Return what a machine reports as it is stored: of the init script its exit code, as its output has a row."""
-    given = body.model_dump(exclude={"machine", "boot", "number", "init"})
+    facts = body.model_dump(exclude={"machine", "boot", "number", "init"})
     if isinstance(body, AgentReportIn):
-        given["init_exit_code"] = None if body.init is None else body.init.exit_code
-    return given
+        facts["init_exit_code"] = None if body.init is None else body.init.exit_code
+    return facts
 
 
 def _revision(orders: MachineOrders) -> str:
     """Return what tells these orders from others: all but the tokens, which are new with each answer."""
-    told = orders.model_dump(exclude={"revision": True, "attempts": {"__all__": {"token"}}})
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
+    fields = orders.model_dump(exclude={"revision": True, "attempts": {"__all__": {"token"}}})
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:32]

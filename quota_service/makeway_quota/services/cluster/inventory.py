@@ -53,7 +53,7 @@ class LatestAnswer(Generic[T]):
         return self._made[1]
 
 
-class ShownNode:
+class NodeView:
     """A node as the API shows it, made once for each change of the node and each set of teams that a reader sees."""
 
     def __init__(self, use: NodeUse) -> None:
@@ -85,7 +85,7 @@ class InventoryService:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._nodes: dict[NodeKey, ShownNode] = {}
+        self._nodes: dict[NodeKey, NodeView] = {}
         self._shown: dict[Teams, LatestAnswer[list[Pool]]] = {}
         self._written: dict[Teams, LatestAnswer[bytes]] = {}
 
@@ -147,11 +147,11 @@ class InventoryService:
             nodes=[self._node(use).model(teams) for use in uses] if whole else [],
         )
 
-    def _node(self, use: NodeUse) -> ShownNode:
+    def _node(self, use: NodeUse) -> NodeView:
         key = (use.status.name, use.status.pool)
         known = self._nodes.get(key)
         if known is None or known.use is not use:
-            known = self._nodes[key] = ShownNode(use)
+            known = self._nodes[key] = NodeView(use)
         return known
 
     def _forget_nodes(self, model: ReadModel) -> None:

@@ -20,7 +20,7 @@ from ..views import gpu
 
 
 @dataclass(frozen=True, slots=True)
-class Hanging:
+class StuckWorkload:
     """What is left of one workload, `since` when it should have ended (None: longer than this process knows)."""
 
     workload: str
@@ -56,14 +56,14 @@ class _Leftover:
         return _Leftover(held, deadline, min(self.since, other.since))
 
 
-class HangingService:
+class StuckWorkloadService:
     """Answers for administrators, from what the cycle knows."""
 
     def __init__(self, context: Context, servers: HubServers | None) -> None:
         self._context = context
         self._servers = servers
 
-    async def hanging(self, caller: Caller) -> list[Hanging]:
+    async def list_stuck(self, caller: Caller) -> list[StuckWorkload]:
         """Return what hangs, the longest first; nothing to others than administrators."""
         if not caller.admin:
             return []
@@ -105,14 +105,14 @@ class HangingService:
                     result[item.workload] = one if there is None else there.merged(one)
         return result
 
-    def _entry(self, id: str, leftover: _Leftover, row: Workload | None) -> Hanging:
+    def _entry(self, id: str, leftover: _Leftover, row: Workload | None) -> StuckWorkload:
         progress = self._progress(id, row) or TerminationProgress()
         nodes = tuple(sorted(leftover.held))
         statuses = self._context.world.observed.nodes
         down = [name for name in nodes if name in statuses and not statuses[name].ready]
         is_session = row is not None and row.kind == "session"
         worker_kind: WorkerKind = "session" if is_session else self._context.backend.worker_kind
-        return Hanging(
+        return StuckWorkload(
             workload=id,
             name=row.name if row is not None else "",
             kind=row.kind if row is not None else "job",

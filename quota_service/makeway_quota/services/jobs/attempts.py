@@ -92,10 +92,10 @@ class AttemptService:
             await context.call(context.store.worker_reports.claim, key, instance, context.clock())
         except AlreadyClaimed as error:
             raise refuse("Another launcher runs this worker: end this one.", "claimed", 409) from error
-        self._channel.hear(key)
+        self._channel.record_contact(key)
         self._channel.wake()
         whole = await context.call(context.store.workload, row.id) or row
-        listed = await context.call(context.store.contents.listed, row.id)
+        listed = await context.call(context.store.contents.list_files, row.id)
         files = [WorkerFile(path=p, executable=x, digest=d) for p, x, d in listed]
         start = _start(whole, key, files, self._lost_after(key), self._new_token(key))
         return start.model_copy(update={"credentials": credentials})
@@ -104,7 +104,7 @@ class AttemptService:
         """Return the content of one of the job's files, chunk by chunk."""
         self.check_token(token, key)
         row = await self._live_row(key)
-        self._channel.hear(key)
+        self._channel.record_contact(key)
         contents = self._context.store.contents
         chunks = await self._context.call(contents.chunks, row.id, digest)
         if chunks is None:
@@ -121,7 +121,7 @@ class AttemptService:
     async def _stream(self, key: WorkerKey, first: bytes, chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
         chunk = first
         while chunk:
-            self._channel.hear(key)
+            self._channel.record_contact(key)
             yield chunk
             chunk = await self._context.call(next, chunks, b"")
 
@@ -129,7 +129,7 @@ class AttemptService:
         """Return the orders for a worker; wait up to `wait` seconds until they are not what it knows."""
         self.check_token(token, key)
         deadline = time.monotonic() + min(max(0.0, wait), MAX_WAIT)
-        self._channel.hear(key)
+        self._channel.record_contact(key)
         with self._context.world.follow(key[0]) as follower:
             while True:
                 row = await self._live_row(key)
@@ -148,7 +148,7 @@ class AttemptService:
         """Store how far a worker is, or how it ended. An expired token is renewed while its attempt lives."""
         old = self.check_token(token, key, renewing=True)
         await self._live_row(key)
-        self._channel.hear(key)
+        self._channel.record_contact(key)
         self._context.progress.note(key[0], key[1], report.progress)
         stored = self._channel.stored_report(report)
         if stored != self._channel.report(key):
@@ -179,7 +179,7 @@ class AttemptService:
         """Store bytes of a log, a result or an exception; a repetition changes nothing."""
         self.check_token(token, key)
         row = await self._live_row(key)
-        self._channel.hear(key)
+        self._channel.record_contact(key)
         self._limit_rate(key, max(len(data), MIN_COUNTED), self._rates if kind == "log" else self._result_rates)
         append = partial(self._context.store.outputs.append, key, kind, offset, data, dropped=dropped)
         storage = self._context.storage

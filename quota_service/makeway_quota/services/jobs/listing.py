@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from makeway_api.models import Grant, JobProgress, Kind, Notice, Reason, State
+from makeway_api.models import JobProgress, Kind, Notice, Reason, State, WorkerPlacement
 
 from ...engine.snapshot import ADMITTED
 from ...store.records import Workload
@@ -46,7 +46,7 @@ class WorkloadLine:
     reason: Reason | None
     over_quota: bool = False
     preemptions: int = 0
-    placement: Sequence[Grant] = ()
+    placement: Sequence[WorkerPlacement] = ()
     notice: Notice | None = None
     saved_at: datetime | None = None
     step: int | None = None
@@ -246,7 +246,7 @@ def line(row: Workload) -> WorkloadLine:
         reason=_reason(row),
         over_quota=row.over_quota,
         preemptions=row.preemptions,
-        placement=views.grants(row.placement),
+        placement=views.worker_placements(row.placement),
         notice=views.notice(row.notice),
         saved_at=to_optional_datetime(row.checkpoint_at),
         step=row.checkpoint_step,

@@ -55,7 +55,7 @@ class StorageService:
 
     def _report(self, caller: Caller) -> StorageReport:
         store, settings = self._context.store, self._context.settings
-        lines = store.accounts.listed(None if caller.admin else caller.name)
+        lines = store.accounts.list_lines(None if caller.admin else caller.name)
         mine = [line for line in lines if line.owner == caller.name]
         room = self._context.storage.disk_space()
         teams = self._teams(caller, mine)

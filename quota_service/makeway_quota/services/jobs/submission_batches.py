@@ -8,7 +8,15 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 
 from ...quarantine import concerns_all
-from ...store.records import FilesOf, KeptLimits, NewDecision, NewWorkload, Submission, SubmissionKey, Workload
+from ...store.records import (
+    ByteLimits,
+    NewDecision,
+    NewWorkload,
+    SharedFiles,
+    Submission,
+    SubmissionKey,
+    Workload,
+)
 from ...store.store import Store
 
 MAX_BATCH = 200
@@ -17,7 +25,7 @@ MAX_BATCH = 200
 MAX_BATCH_FILES = 10_000
 """Rows of files in one transaction, or those of a single submission: no other write is possible meanwhile."""
 
-MIN_PACE = 0.008
+MIN_INTERVAL = 0.008
 """Seconds from the beginning of one transaction to the next, at least. One costs as much as a few submissions; a
 client that waits for each answer before it sends the next submission hardly notices."""
 
@@ -25,10 +33,10 @@ MAX_WRITING_SHARE = 0.2
 """The part of the time that writing may take: one that takes 4 ms, on a busy machine, starts every 20 ms and holds
 what arrived in between."""
 
-MAX_PACE = 0.02
+MAX_INTERVAL = 0.02
 """Seconds from the beginning of one transaction to the next, at most, unless one takes longer."""
 
-Files = Sequence[tuple[str, bytes, bool]] | FilesOf
+Files = Sequence[tuple[str, bytes, bool]] | SharedFiles
 
 
 class SubmissionBatcher:
@@ -48,7 +56,7 @@ class SubmissionBatcher:
         files: Files = (),
         decision: NewDecision | None = None,
         key: SubmissionKey | None = None,
-        kept: KeptLimits | None = None,
+        kept: ByteLimits | None = None,
     ) -> Workload:
         """Write a submission, or return what its key submitted before; raises what `Store.add_workload` would."""
         answer: asyncio.Future[Workload] = asyncio.get_running_loop().create_future()
@@ -81,7 +89,7 @@ class SubmissionBatcher:
             end = batch_size([_file_count(submission) for submission, _ in self._waiting])
             batch, self._waiting = self._waiting[:end], self._waiting[end:]
             answers = await self._write_batch([submission for submission, _ in batch])
-            self._not_before = started_at + pace(loop.time() - started_at)
+            self._not_before = started_at + batch_interval(loop.time() - started_at)
             for (_, future), answer in zip(batch, answers, strict=True):
                 if future.done():  # the request was cancelled; the submission stands
                     continue
@@ -93,19 +101,19 @@ class SubmissionBatcher:
 
 def _file_count(submission: Submission) -> int:
     files = submission.files
-    return files.count if isinstance(files, FilesOf) else len(files)
+    return files.count if isinstance(files, SharedFiles) else len(files)
 
 
 def batch_size(file_counts: Sequence[int]) -> int:
     """Return how many of the first submissions, each with so many files, one transaction writes: one at least."""
     total = 0
-    for at, count in enumerate(file_counts[:MAX_BATCH]):
+    for index, count in enumerate(file_counts[:MAX_BATCH]):
         total += count
-        if at and total > MAX_BATCH_FILES:
-            return at
+        if index and total > MAX_BATCH_FILES:
+            return index
     return min(len(file_counts), MAX_BATCH)
 
 
-def pace(took: float) -> float:
+def batch_interval(duration: float) -> float:
     """Return the seconds from the beginning of a transaction, which took so many seconds, to that of the next."""
-    return max(MIN_PACE, min(MAX_PACE, took / MAX_WRITING_SHARE))
+    return max(MIN_INTERVAL, min(MAX_INTERVAL, duration / MAX_WRITING_SHARE))

@@ -16,7 +16,7 @@ from ...engine.snapshot import Profile
 from ...policy import Document
 from ...store.accounts import ROW_BYTES
 from ...store.errors import Conflict, StorageLimitExceeded
-from ...store.records import FilesOf, NewDecision, SubmissionKey, Workload
+from ...store.records import NewDecision, SharedFiles, SubmissionKey, Workload
 from ...store.rows import payload_bytes_of
 from ...wording import gpus, outcomes
 from .. import views
@@ -143,16 +143,16 @@ class SubmissionService:
             sent = await self._files(request)
             files, count = sent, len(sent)
         else:
-            count = len(await context.call(context.store.contents.listed, id))
-            files = FilesOf(id, count)
+            count = len(await context.call(context.store.contents.list_files, id))
+            files = SharedFiles(id, count)
         await context.count_existing_jobs()
         size = payload_bytes_of(request.command, request.env, request.source)
         with context.limits.submitting(caller.name, len(keys), size, count) as reservation:
-            kept = (size + ROW_BYTES) * len(keys) + (0 if isinstance(files, FilesOf) else bytes_of(files))
+            kept = (size + ROW_BYTES) * len(keys) + (0 if isinstance(files, SharedFiles) else bytes_of(files))
             async with context.storage.room_for(caller.name, team, kept, context.call):
                 await self._store_large_files(files)
                 first = await self._add(caller, request, team, profile, files, reservation, keys[0])
-                shared = FilesOf(first.id, count)
+                shared = SharedFiles(first.id, count)
                 rest = [self._add(caller, request, team, profile, shared, reservation, key) for key in keys[1:]]
                 jobs = [first, *await asyncio.gather(*rest)]
             return jobs if len(jobs) == 1 else [job.model_copy(update={"command": [], "source": ""}) for job in jobs]
@@ -163,7 +163,7 @@ class SubmissionService:
 
     async def _store_large_files(self, files: Files) -> None:
         """Write large files, once the limits allow the submission; here no other submission waits for them."""
-        if files and not isinstance(files, FilesOf):
+        if files and not isinstance(files, SharedFiles):
             await self._context.call(self._context.store.contents.keep, files)
 
     def _pick_queue(self, caller: Caller, request: JobRequest) -> tuple[str, Profile]:
@@ -196,7 +196,7 @@ class SubmissionService:
                 except StorageLimitExceeded as error:  # others were taken since the check
                     raise await context.call(context.storage.refusal, caller.name, team, error) from None
                 except Conflict:  # the id is taken, which another try mends, or the job whose files it shares is gone
-                    if isinstance(files, FilesOf):
+                    if isinstance(files, SharedFiles):
                         await self._access.visible(caller, files.workload)
                     continue
                 if row.id != new.id:

@@ -23,7 +23,7 @@ from ...settings import ServiceSettings
 from ...store.accounts import KINDS, AccountKey, accounts_of
 from ...store.database.reserve import disk_bytes, free_bytes
 from ...store.errors import StorageLimit, StorageLimitExceeded
-from ...store.records import KeptLimits
+from ...store.records import ByteLimits
 from ...store.storage.contents import DELETED_AGE, MIN_ARTIFACT_BYTES
 from ...store.store import Store
 from ..refusals import busy, refuse
@@ -103,7 +103,7 @@ class StorageLimits:
         self._reservations: set[StorageReservation] = set()
         """submissions that are being written: their large files are on the disk before the database has their rows"""
         self._released = asyncio.Event()
-        self.limits = KeptLimits(
+        self.limits = ByteLimits(
             person=settings.max_kept_person_bytes,
             team=settings.max_kept_team_bytes,
             whole=settings.max_kept_bytes,
@@ -287,7 +287,7 @@ class StorageLimits:
         cached = self._usage_texts.get(owner)
         if cached is None or not 0 <= self._clock() - cached[0] < ACCOUNT_CACHE_SECONDS:
             usage: Counter[str] = Counter()
-            for line in self._store.accounts.listed(owner):
+            for line in self._store.accounts.list_lines(owner):
                 usage[line.kind] += line.bytes
             kinds = sorted(KINDS, key=lambda kind: (-usage[kind], kind))
             text = ", ".join(f"{kind} {format_bytes(usage[kind])}" for kind in kinds if usage[kind])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from makeway_api.models import Decision, Event, Health, Kept, RetentionReport
+from makeway_api.models import Decision, Event, Health, RecordRetention, RetentionReport
 
 from ...store.pages import first_that_fit
 from ...store.records import Decision as DecisionRow
@@ -203,7 +203,7 @@ async def retention_report(context: Context) -> RetentionReport:
         "events": settings.keep_events_days,
     }
     kept = [
-        Kept(
+        RecordRetention(
             kind=kind,
             days=kept_days or None,
             most=settings.keep_events if kind == "events" else None,

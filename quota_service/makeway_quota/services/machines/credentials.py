@@ -34,7 +34,7 @@ log = logging.getLogger("makeway.credentials")
 
 GIT_FILE = "git-credentials"
 """The file of jobs that has what Git sends to its servers; Git's own program `credential-store` reads it"""
-NEEDED = {GIT: ("host", "token", "user"), FILE: ("content",)}
+REQUIRED_KEYS = {GIT: ("host", "token", "user"), FILE: ("content",)}
 KEY = re.compile(r"[a-z][a-z0-9_]{0,63}")
 HOST = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|[A-Za-z0-9.-]+(:[0-9]{1,5})?")
 
@@ -55,7 +55,7 @@ class CredentialService:
         if not caller.is_administrator:
             stored = [one for one in stored if one.team and (teams is None or one.team in teams)]
             stored = [one for one in stored if one.disabled_at is None or self.may_change(caller, one.team)]
-        return [_shown(one) for one in stored]
+        return [_model(one) for one in stored]
 
     async def save(self, caller: Caller, name: str, request: CredentialRequest) -> Credential:
         """Keep a credential in place of the one of its team and name; jobs get it from their next attempt on."""
@@ -72,9 +72,9 @@ class CredentialService:
         whose = "of its deployment" if request.kind == CLOUD else f"of {team or 'all teams'}"
         message = f"{caller.name} set the credential {name} ({request.kind}) {whose}."
         decision = _decision(caller, name, team, message)
-        alone = request.team is None and request.kind != CLOUD
-        await self._call(context.store.secrets.write, saved, values, self._keys, decision, alone, policy)
-        return _shown(saved)
+        without_others = request.team is None and request.kind != CLOUD
+        await self._call(context.store.secrets.write, saved, values, self._keys, decision, without_others, policy)
+        return _model(saved)
 
     async def enable(self, caller: Caller, name: str, team: str) -> Credential:
         """Enable a credential that was disabled when its team left the policy, for the team that has the name now."""
@@ -89,7 +89,7 @@ class CredentialService:
         await self._call(context.store.secrets.enable, team, name, context.clock(), decision, policy)
         for one in await context.call(context.store.secrets.list):
             if (one.team, one.name) == (team, name):
-                return _shown(one)
+                return _model(one)
         raise refuse(f"There is no credential {name} of {team}.", "not_found", 404)
 
     async def delete(self, caller: Caller, name: str, team: str | None = None) -> None:
@@ -163,17 +163,17 @@ class CredentialService:
         return result
 
 
-def _check(kind: str, name: str, given: dict[str, str]) -> None:
+def _check(kind: str, name: str, values: dict[str, str]) -> None:
     """Refuse values that are missing, unknown, or can be no part of a file of Git; without naming any of them."""
     if kind == CLOUD:
-        if not given or not all(KEY.fullmatch(key) and value for key, value in given.items()):
+        if not values or not all(KEY.fullmatch(key) and value for key, value in values.items()):
             message = "A credential of the kind cloud has what its provider logs in with, such as access_key_id."
             raise refuse(message, "invalid_credential", 422)
         return
-    needed = NEEDED[kind]
-    if sorted(given) != sorted(needed) or not all(given.values()):
-        raise refuse(f"A credential of the kind {kind} has exactly {', '.join(needed)}.", "invalid_credential", 422)
-    if kind == GIT and not HOST.fullmatch(given["host"]):
+    required = REQUIRED_KEYS[kind]
+    if sorted(values) != sorted(required) or not all(values.values()):
+        raise refuse(f"A credential of the kind {kind} has exactly {', '.join(required)}.", "invalid_credential", 422)
+    if kind == GIT and not HOST.fullmatch(values["host"]):
         message = "The server (host) is an address such as https://git.example.org, without a path."
         raise refuse(message, "invalid_credential", 422)
     if kind == FILE and name == GIT_FILE:
@@ -185,7 +185,7 @@ def _git_line(values: dict[str, str]) -> str:
     return f"{scheme or 'https'}://{quote(values['user'], safe='')}:{quote(values['token'], safe='')}@{host}"
 
 
-def _shown(stored: StoredCredential) -> Credential:
+def _model(stored: StoredCredential) -> Credential:
     return Credential(
         name=stored.name,
         kind=stored.kind,

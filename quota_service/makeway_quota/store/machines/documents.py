@@ -105,11 +105,11 @@ class Deployments:
     def close(self, name: str, term: int, now: float) -> bool:
         """End a deployment that is being deleted; False while it has machines or instances, or is not being deleted.
 
-        Deposed where another replica leads.
+        LeadershipLost where another replica leads.
         """
         name = str(rows.clean(name))
         with self._database.write(durable=True) as connection:
-            writes.lead(connection, term)
+            writes.require_term(connection, term)
             used = exists().where(machines.c.deployment == name, LIVE_MACHINE)
             seen = exists().where(unknown_instances.c.deployment == name)
             closing = update(deployments).where(D.name == name, D.deleting, D.deleted_at.is_(None), ~used, ~seen)

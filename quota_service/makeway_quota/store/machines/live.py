@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, select
 
 from ...autoscale.machine import Machine
-from ..statements import AT_ONCE
+from ..statements import MAX_KEYS
 from ..tables import LIVE_MACHINE, machine_requests
 from ..tables import machines as table
 from .rows import COLUMNS, machines
@@ -70,7 +70,7 @@ class LiveMachines:
 def _some(connection: Connection, ids: Sequence[Any], broken: Damaged) -> list[Machine]:
     """Return the machines of some ids that are still not over."""
     result: list[Machine] = []
-    for begin in range(0, len(ids), AT_ONCE):
-        query: Select[Any] = MACHINES.where(LIVE_MACHINE, M.id.in_(ids[begin : begin + AT_ONCE]))
+    for begin in range(0, len(ids), MAX_KEYS):
+        query: Select[Any] = MACHINES.where(LIVE_MACHINE, M.id.in_(ids[begin : begin + MAX_KEYS]))
         result += machines(connection.execute(query), broken)
     return result

@@ -16,13 +16,13 @@ from ...autoscale.machine import Machine
 from .. import rows
 from ..database.database import Database
 from ..pages import bounded
-from ..statements import AT_ONCE, Many
+from ..statements import MAX_KEYS, BulkStatement
 from ..tables import LIVE_MACHINE, machine_events, machine_outputs, machines
 from .rows import repaired
 
 E = machine_events.c
 OUTPUT = machine_outputs.c
-ADD_EVENTS = Many(insert(machine_events))
+ADD_EVENTS = BulkStatement(insert(machine_events))
 MAX_OUTPUT = 64 * 1024
 """Characters of an output that are kept: half from its beginning, half from its end"""
 JOIN_CODE = r"\.[A-Za-z0-9_-]{43}"
@@ -156,8 +156,8 @@ class MachineLog:
 def _states_before(connection: Connection, ids: Sequence[str], event: int) -> dict[str, str]:
     """Return the state of each of some machines before an event; those that had none yet are left out."""
     result: dict[str, str] = {}
-    for begin in range(0, len(ids), AT_ONCE):
-        some = E.machine.in_(ids[begin : begin + AT_ONCE])
+    for begin in range(0, len(ids), MAX_KEYS):
+        some = E.machine.in_(ids[begin : begin + MAX_KEYS])
         last = select(func.max(E.id)).where(some, E.state != "", E.id < event).group_by(E.machine)
         for row in connection.execute(select(E.at, E.machine, E.state).where(E.id.in_(last.scalar_subquery()))):
             if (known := repaired(row, STATE_KINDS)) is not None:

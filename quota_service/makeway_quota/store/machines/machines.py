@@ -18,15 +18,15 @@ from ...autoscale.backoff import DELAYS, LaunchBackoff
 from ...autoscale.budget import spent_by_month
 from ...autoscale.machine import Machine, MachineState
 from ...autoscale.step import MachineChanges, MachineRows
-from .. import rows as values
 from .. import writes
 from ..database.database import Database
-from ..errors import Deposed
+from ..errors import LeadershipLost
 from ..pages import bounded
-from ..statements import AT_ONCE, Lookup, Many
+from ..rows import clean
+from ..statements import MAX_KEYS, BulkStatement, KeyLookup
 from ..tables import (
+    FINISHED_MACHINE,
     LIVE_MACHINE,
-    OVER_MACHINE,
     deployments,
     launch_backoffs,
     machine_reports,
@@ -41,12 +41,12 @@ from .rows import machine, readable, repaired, row_of
 from .rows import machines as machines_of
 
 M = machines.c
-KNOWN = Lookup(M.id, M.id, M.deployment, M.version, M.state, M.reason)
-IDS = Lookup(M.id, M.id)
-ADD_MACHINES = Many(insert(machines))
-ADD_REQUESTS = Many(insert(machine_requests))
-SET_MACHINES = Many(update(machines).where(M.id == bindparam("one")))
-ADD_BACKOFFS = Many(insert(launch_backoffs))
+KNOWN = KeyLookup(M.id, M.id, M.deployment, M.version, M.state, M.reason)
+IDS = KeyLookup(M.id, M.id)
+ADD_MACHINES = BulkStatement(insert(machines))
+ADD_REQUESTS = BulkStatement(insert(machine_requests))
+SET_MACHINES = BulkStatement(update(machines).where(M.id == bindparam("one")))
+ADD_BACKOFFS = BulkStatement(insert(launch_backoffs))
 BACKOFF_FIELDS = tuple(field.name for field in fields(LaunchBackoff))
 BACKOFF_KINDS: Mapping[str, tuple[type, Any]] = {
     **dict.fromkeys(("type", "zone", "market", "failure"), (str, None)),
@@ -74,7 +74,7 @@ class StoredMachines:
 
     def read(self, deployment: str) -> MachineRows:
         """Return the rows of a deployment as they are committed: machines that are not over, by id."""
-        name = values.clean(deployment)
+        name = clean(deployment)
         damaged: dict[str, Sequence[str]] = {}
         backoffs = select(launch_backoffs).where(launch_backoffs.c.deployment == name)
         with self._database.read() as connection:
@@ -89,13 +89,13 @@ class StoredMachines:
         """Write all changes or none; False if the term is over, or a row or the document has changed meanwhile."""
         try:
             with self._database.write(durable=True) as connection:
-                writes.lead(connection, term)
-                name = str(values.clean(deployment))
+                writes.require_term(connection, term)
+                name = str(clean(deployment))
                 before = _before(connection, name, changes)
                 if before is not None:
                     self._write(connection, name, changes, before)
                 return before is not None
-        except Deposed:
+        except LeadershipLost:
             return False
 
     def _write(
@@ -104,13 +104,11 @@ class StoredMachines:
         new = [replace(machine, version=machine.version + 1) for machine in changes.launched]
         changed = [replace(machine, version=machine.version + 1) for machine in changes.changed]
         ADD_MACHINES.run(connection, [row_of(machine) for machine in new])
-        ADD_REQUESTS.run(
-            connection, [{"machine": machine.id, "request": values.clean(machine.request)} for machine in new]
-        )
+        ADD_REQUESTS.run(connection, [{"machine": machine.id, "request": clean(machine.request)} for machine in new])
         SET_MACHINES.run(connection, [{"one": machine.id, **row_of(machine)} for machine in changed])
         over = [machine.id for machine in changed if machine.finished]
-        for begin in range(0, len(over), AT_ONCE):
-            gone = machine_reports.c.machine.in_(over[begin : begin + AT_ONCE])
+        for begin in range(0, len(over), MAX_KEYS):
+            gone = machine_reports.c.machine.in_(over[begin : begin + MAX_KEYS])
             connection.execute(delete(machine_reports).where(gone))
         _replace_backoffs(connection, deployment, changes.backoffs)
         _replace_first_seen(connection, deployment, changes.first_seen)
@@ -145,12 +143,12 @@ class StoredMachines:
         """
         query = MACHINES.order_by(M.requested_at.desc(), M.id.desc()).limit(bounded(limit))
         if deployment is not None:
-            query = query.where(M.deployment == values.clean(deployment))
+            query = query.where(M.deployment == clean(deployment))
         if states is not None:
             query = query.where(M.state.in_(states))
         if after is not None:
             at, id = after
-            query = query.where(tuple_(M.requested_at, M.id) < tuple_(at, values.clean(id)))
+            query = query.where(tuple_(M.requested_at, M.id) < tuple_(at, clean(id)))
         with self._database.read() as connection:
             return machines_of(connection.execute(query))
 
@@ -166,11 +164,11 @@ class StoredMachines:
     def spend(self, deployment: str) -> dict[str, int]:
         """Return what the machines of a deployment that are over have cost, by month, in millionths."""
         with self._database.read() as connection:
-            return _closed(connection, values.clean(deployment))
+            return _closed(connection, clean(deployment))
 
     def backoffs(self, deployment: str) -> list[LaunchBackoff]:
         """Return what holds back launches of a deployment, or did."""
-        query = select(launch_backoffs).where(launch_backoffs.c.deployment == values.clean(deployment))
+        query = select(launch_backoffs).where(launch_backoffs.c.deployment == clean(deployment))
         with self._database.read() as connection:
             result = [_backoff(row) for row in connection.execute(query.order_by(*launch_backoffs.primary_key))]
         return [one for one in result if one is not None]
@@ -178,7 +176,7 @@ class StoredMachines:
 
 def machine_of(connection: Connection, id: str) -> Machine | None:
     """Return one machine, also one that is over, or None."""
-    row = connection.execute(MACHINES.where(M.id == values.clean(id))).first()
+    row = connection.execute(MACHINES.where(M.id == clean(id))).first()
     return None if row is None else machine(row)
 
 
@@ -217,7 +215,7 @@ def _replace_backoffs(connection: Connection, deployment: str, backoffs: Iterabl
     if backoffs is None:
         return
     connection.execute(delete(launch_backoffs).where(launch_backoffs.c.deployment == deployment))
-    given = [{name: values.clean(getattr(one, name)) for name in BACKOFF_FIELDS} for one in backoffs]
+    given = [{name: clean(getattr(one, name)) for name in BACKOFF_FIELDS} for one in backoffs]
     ADD_BACKOFFS.run(connection, [{"deployment": deployment, **one} for one in given])
 
 
@@ -231,7 +229,7 @@ def _replace_first_seen(connection: Connection, deployment: str, first_seen: Map
     if first_seen is None:
         return
     connection.execute(delete(unknown_instances).where(unknown_instances.c.deployment == deployment))
-    given = {values.clean(instance): at for instance, at in first_seen.items()}
+    given = {clean(instance): at for instance, at in first_seen.items()}
     if given:
         connection.execute(
             insert(unknown_instances),
@@ -250,7 +248,7 @@ def _closed(connection: Connection, name: object) -> dict[str, int]:
 
 def _spent_in(connection: Connection, name: object, month: str) -> int:
     """Return what the machines that are over have cost in a month of UTC."""
-    over = MACHINES.where(M.deployment == name, OVER_MACHINE)
+    over = MACHINES.where(M.deployment == name, FINISHED_MACHINE)
     gone = [one for one in machines_of(connection.execute(over)) if one.state == "gone"]
     return sum(spent_by_month(one, one.state_since, UTC).get(month, 0) for one in gone)
 

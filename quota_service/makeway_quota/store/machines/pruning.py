@@ -17,7 +17,7 @@ from ..database.database import Database
 from ..database.old_rows import Skip, besides, remove_oldest, remove_rows, removing
 from ..pages import first_that_fit
 from ..tables import (
-    OVER_MACHINE,
+    FINISHED_MACHINE,
     deployments,
     machine_events,
     machine_outputs,
@@ -40,7 +40,7 @@ SIZE = (
 
 
 class MachinePruning:
-    """The removals of machines. `term`: only while this term leads (Deposed otherwise)."""
+    """The removals of machines. `term`: only while this term leads (LeadershipLost otherwise)."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -54,13 +54,13 @@ class MachinePruning:
                 return count
             if maximum is None:
                 return 0
-            there = connection.execute(select(func.count()).select_from(machines).where(OVER_MACHINE)).scalar_one()
+            there = connection.execute(select(func.count()).select_from(machines).where(FINISHED_MACHINE)).scalar_one()
             beyond = there - maximum - len(skip)
             return _forget(connection, inf, min(limit, beyond), skip) if beyond > 0 else 0
 
     def forget_machine_outputs(self, limit: int, term: int | None = None, *, maximum: int, skip: Skip = ()) -> int:
         """Remove the oldest outputs beyond the newest `maximum` of machines that are over."""
-        over = select(M.id).where(OVER_MACHINE)
+        over = select(M.id).where(FINISHED_MACHINE)
         mine = (machine_outputs.c.machine.in_(over), *besides(machine_outputs, skip))
         key = list(machine_outputs.primary_key)
         with self._writing(term) as connection:
@@ -97,14 +97,14 @@ class MachinePruning:
         """Write under the term, without calling listeners: what they follow does not change."""
         with self._database.write(quiet=True) as connection:
             if term is not None:
-                writes.lead(connection, term)
+                writes.require_term(connection, term)
             yield connection
 
 
 def _forget(connection: Connection, over_before: float, limit: int, skip: Skip) -> int:
     query = (
         select(M.id, SIZE.label("size"))
-        .where(M.over_at < over_before, OVER_MACHINE, *besides(machines, skip))
+        .where(M.over_at < over_before, FINISHED_MACHINE, *besides(machines, skip))
         .order_by(M.over_at, M.id)
         .limit(limit)
     )

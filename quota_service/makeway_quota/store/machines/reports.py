@@ -17,12 +17,12 @@ from ...autoscale.machine import Machine
 from .. import rows
 from ..database.database import Database
 from ..reports.worker_reports import next_serial
-from ..statements import AT_ONCE, Many
+from ..statements import MAX_KEYS, BulkStatement
 from ..tables import machine_reports
 from .machines import machine_of
 
 R = machine_reports.c
-HEARD = Many(update(machine_reports).where(R.machine == bindparam("one")))
+HEARD = BulkStatement(update(machine_reports).where(R.machine == bindparam("one")))
 KINDS: Mapping[str, tuple[type, Any]] = {
     **dict.fromkeys(("machine", "boot", "report"), (str, "")),
     **dict.fromkeys(("number", "serial"), (int, 0)),
@@ -105,12 +105,12 @@ class MachineReports:
     def heard(self, times: Mapping[str, float]) -> None:
         """Write when machines were heard of, without another change; each part of them is a transaction of its own."""
         heard = sorted(times.items())
-        for begin in range(0, len(heard), AT_ONCE):
+        for begin in range(0, len(heard), MAX_KEYS):
             with self._database.write(quiet=True) as connection:
                 serial = _next(connection)
                 HEARD.run(
                     connection,
-                    [{"heard_at": at, "serial": serial, "one": id} for id, at in heard[begin : begin + AT_ONCE]],
+                    [{"heard_at": at, "serial": serial, "one": id} for id, at in heard[begin : begin + MAX_KEYS]],
                 )
 
     def after(self, serial: int) -> list[MachineReport]:

@@ -27,7 +27,7 @@ from sqlalchemy.exc import DBAPIError
 from .. import writes
 from ..database.connections import postgres_engine
 from ..database.database import WRITERS, Database, explain
-from ..errors import Deposed, StoreError
+from ..errors import LeadershipLost, StoreError
 from ..tables import terms
 
 LEADER = 0x4D414B4C
@@ -57,7 +57,7 @@ class LeaderLock(Protocol):
         """Take the lock and the next term, or return None at once where another replica holds the lock."""
 
     def renew(self, term: int) -> None:
-        """Show that the holder lives; Deposed or StoreError when the lock is lost."""
+        """Show that the holder lives; LeadershipLost or StoreError when the lock is lost."""
 
     def release(self, term: int | None) -> None:
         """Release the lock; with `term` the holder has ceased to act, so that the next need not wait."""
@@ -160,7 +160,7 @@ class PostgresLock:
             raise self._lost(error) from error
         if newest is None or newest.term != term:
             self._close()
-            raise Deposed(term, newest.term if newest else 0, newest.holder if newest else "")
+            raise LeadershipLost(term, newest.term if newest else 0, newest.holder if newest else "")
 
     def release(self, term: int | None) -> None:
         """Release the lock and close the connection; the server would release it only some time after the close."""

@@ -11,14 +11,14 @@ from sqlalchemy import bindparam, insert, select, update
 
 from .. import rows
 from ..database.database import Database
-from ..statements import AT_ONCE, Many
+from ..statements import MAX_KEYS, BulkStatement
 from ..tables import progress, workloads
 
 P = progress.c
 LAG = 60.0
 """Seconds: a report that is older than the stored one by less came late, by another replica, and is ignored; by more,
 the clock of its process was set back"""
-REPLACE = Many(update(progress).where(P.workload == bindparam("one")))
+REPLACE = BulkStatement(update(progress).where(P.workload == bindparam("one")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +43,16 @@ class ProgressRows:
         result: dict[str, ProgressRow] = {}
         clean = [rows.clean(id) for id in dict.fromkeys(ids)]
         with self._database.read() as connection:
-            for begin in range(0, len(clean), AT_ONCE):
-                query = select(progress).where(P.workload.in_(clean[begin : begin + AT_ONCE]))
+            for begin in range(0, len(clean), MAX_KEYS):
+                query = select(progress).where(P.workload.in_(clean[begin : begin + MAX_KEYS]))
                 result |= {row.workload: _read(row) for row in connection.execute(query)}
         return result
 
     def write(self, reports: Mapping[str, tuple[int, Mapping[str, Any]]], at: float) -> None:
         """Replace the progress of jobs by id with (attempt, report); one of an attempt before the newest is dropped."""
         given = sorted(reports.items())
-        for begin in range(0, len(given), AT_ONCE):
-            part = dict(given[begin : begin + AT_ONCE])
+        for begin in range(0, len(given), MAX_KEYS):
+            part = dict(given[begin : begin + MAX_KEYS])
             with self._database.write(quiet=True) as connection:
                 known = {
                     row.workload: _read(row)

@@ -13,12 +13,12 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from .. import rows
 from ..database.database import Database
-from ..statements import AT_ONCE, Many
+from ..statements import MAX_KEYS, BulkStatement
 from ..tables import outputs, serials, worker_reports
 
 R = worker_reports.c
 NAME = worker_reports.name
-HEARD = Many(
+HEARD = BulkStatement(
     update(worker_reports).where(
         R.workload == bindparam("one"), R.attempt == bindparam("number"), R.worker == bindparam("rank")
     )
@@ -91,14 +91,14 @@ class WorkerReports:
     def heard(self, times: Mapping[WorkerKey, float]) -> None:
         """Write when workers were heard of, without another change; each part of them is a transaction of its own."""
         heard = sorted(times.items())
-        for begin in range(0, len(heard), AT_ONCE):
+        for begin in range(0, len(heard), MAX_KEYS):
             with self._database.write(quiet=True) as connection:
                 serial = _next(connection)
                 HEARD.run(
                     connection,
                     [
                         {"heard_at": at, "serial": serial, "one": key[0], "number": key[1], "rank": key[2]}
-                        for key, at in heard[begin : begin + AT_ONCE]
+                        for key, at in heard[begin : begin + MAX_KEYS]
                     ],
                 )
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sqlalchemy import bindparam, delete, insert, select, update
 
-from ...artifacts.base import ORPHAN_AGE, Artifacts, StoredContent, Unreadable, put_bytes
+from ...artifacts.base import ORPHAN_AGE, Artifacts, ContentUnreadable, StoredContent, put_bytes
 from ...artifacts.folder import ArtifactFolder
 from ...values import File
 from .. import reads
@@ -101,7 +101,7 @@ class Contents:
             File(path, self._read(path, data, digest), executable) for path, data, executable, digest in stored
         )
 
-    def listed(self, id: str) -> list[tuple[str, bool, str]]:
+    def list_files(self, id: str) -> list[tuple[str, bool, str]]:
         """Return path, whether it is executable, and digest of each file of a submission, by path."""
         with self._database.read() as connection:
             return reads.digests_of(connection, id)
@@ -128,7 +128,7 @@ class Contents:
         if artifacts is None:
             return Collected(0, 0, 0)
         at = min(now, artifacts.now())
-        for part in artifacts.listed():
+        for part in artifacts.list_pages():
             used = self._used([stored.digest for stored in part if stored.digest])
             self._weigh({stored.digest: stored.size for stored in part if stored.digest in used})
             for stored in part:
@@ -263,9 +263,9 @@ class Contents:
     def _put(self, digest: str, data: bytes) -> None:
         assert self._artifacts is not None
         with self._database.read() as connection:
-            anew = connection.execute(select(dropped.c.digest).where(dropped.c.digest == digest)).first() is not None
+            refresh = connection.execute(select(dropped.c.digest).where(dropped.c.digest == digest)).first() is not None
         try:
-            put_bytes(self._artifacts, digest, data, anew=anew)
+            put_bytes(self._artifacts, digest, data, refresh=refresh)
         except OSError as error:
             raise StoreError(f"large files cannot be written: {error.strerror or error}") from error
 
@@ -278,7 +278,7 @@ class Contents:
             raise FileUnreadable(path, f"it is in a folder or bucket that this service does not know ({where})")
         try:
             yield from self._artifacts.read(digest)
-        except Unreadable as error:
+        except ContentUnreadable as error:
             raise FileUnreadable(path, str(error)) from error
         except OSError as error:
             raise FilesUnavailable(path, str(error)) from error

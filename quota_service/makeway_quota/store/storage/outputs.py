@@ -13,7 +13,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 
 from .. import accounts, rows, writes
 from ..database.database import Database
-from ..records import KeptLimits
+from ..records import ByteLimits
 from ..reports.worker_reports import WorkerKey
 from ..tables import outputs
 from .contents import Contents
@@ -94,7 +94,7 @@ class Outputs:
         limit: int,
         *,
         dropped: bool = False,
-        kept: KeptLimits | None = None,
+        kept: ByteLimits | None = None,
     ) -> int:
         """Add bytes at an offset of what a worker sends, and return how far that is known now.
 

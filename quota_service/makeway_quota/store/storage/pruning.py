@@ -97,7 +97,7 @@ class ToPurge(NamedTuple):
 
 
 class Pruning:
-    """The removals of a store. `term`: only while this term leads (Deposed otherwise)."""
+    """The removals of a store. `term`: only while this term leads (LeadershipLost otherwise)."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -294,7 +294,7 @@ class Pruning:
         """Write under the term, without calling listeners: what they follow does not change."""
         with self._database.write(quiet=True) as connection:
             if term is not None:
-                writes.lead(connection, term)
+                writes.require_term(connection, term)
             yield connection
 
 

@@ -9,11 +9,11 @@ from fastapi.responses import StreamingResponse
 from makeway_api.models.attempts import Claim, OutputReceipt, ReportReceipt, WorkerOrders, WorkerReportIn, WorkerStart
 
 from ...services.jobs.attempts import AttemptService
-from ..dependencies import MAX_INTEGER, Id, TheStreams, Wait
+from ..dependencies import MAX_INTEGER, Id, StreamsDep, Wait
 from ..requests.limits import BODY
-from ..server.problems import declared, json_of
+from ..server.problems import json_response, problems
 
-router = APIRouter(prefix="/attempts/{id}/{attempt}/{worker}", tags=["attempts"], responses=declared(404, 409, 410))
+router = APIRouter(prefix="/attempts/{id}/{attempt}/{worker}", tags=["attempts"], responses=problems(404, 409, 410))
 
 Attempt = Annotated[int, Path(ge=1, le=1_000_000)]
 Worker = Annotated[int, Path(ge=0, le=1_000_000)]
@@ -34,14 +34,16 @@ async def token_of(request: Request) -> str:
     return token.strip() if kind.lower() == "bearer" else ""
 
 
-TheAttempts = Annotated[AttemptService, Depends(service_of)]
+AttemptServiceDep = Annotated[AttemptService, Depends(service_of)]
 Token = Annotated[str, Depends(token_of)]
 
 
 @router.post("/claim", operation_id="claim_worker", response_model=WorkerStart)
-async def claim(id: Id, attempt: Attempt, worker: Worker, attempts: TheAttempts, token: Token, body: Claim) -> Response:
+async def claim(
+    id: Id, attempt: Attempt, worker: Worker, attempts: AttemptServiceDep, token: Token, body: Claim
+) -> Response:
     """Become the launcher of a worker, and get what to start; a repetition changes nothing."""
-    return json_of(await attempts.claim(token, (id, attempt, worker), body.instance))
+    return json_response(await attempts.claim(token, (id, attempt, worker), body.instance))
 
 
 @router.get(
@@ -51,7 +53,7 @@ async def claim(id: Id, attempt: Attempt, worker: Worker, attempts: TheAttempts,
     responses={200: {"content": {"application/octet-stream": {}}, "description": "The content of the file"}},
 )
 async def file(
-    id: Id, attempt: Attempt, worker: Worker, digest: Digest, attempts: TheAttempts, token: Token
+    id: Id, attempt: Attempt, worker: Worker, digest: Digest, attempts: AttemptServiceDep, token: Token
 ) -> Response:
     """Return the content of one of the job's files; a part of it is never taken for the whole."""
     chunks = await attempts.file(token, (id, attempt, worker), digest)
@@ -63,30 +65,30 @@ async def orders(
     id: Id,
     attempt: Attempt,
     worker: Worker,
-    attempts: TheAttempts,
-    streams: TheStreams,
+    attempts: AttemptServiceDep,
+    streams: StreamsDep,
     token: Token,
     known: Known = "",
     wait: Wait = 0,
 ) -> Response:
     """Return the orders for a worker; with `wait`, as soon as they differ from those that it knows."""
     key = (id, attempt, worker)
-    return json_of(await streams.poll(lambda seconds: attempts.orders(token, key, known, seconds), wait))
+    return json_response(await streams.poll(lambda seconds: attempts.orders(token, key, known, seconds), wait))
 
 
 @router.post("/report", operation_id="report_worker", response_model=ReportReceipt)
 async def report(
-    id: Id, attempt: Attempt, worker: Worker, attempts: TheAttempts, token: Token, body: WorkerReportIn
+    id: Id, attempt: Attempt, worker: Worker, attempts: AttemptServiceDep, token: Token, body: WorkerReportIn
 ) -> Response:
     """Report that a worker lives, how far it is, and how it ended. An expired token is renewed."""
-    return json_of(await attempts.report(token, (id, attempt, worker), body))
+    return json_response(await attempts.report(token, (id, attempt, worker), body))
 
 
 @router.post(
     "/outputs/{kind}",
     operation_id="append_output",
     response_model=OutputReceipt,
-    responses=declared(413, 415),
+    responses=problems(413, 415),
     openapi_extra=BYTES,
 )
 async def append(
@@ -95,11 +97,11 @@ async def append(
     attempt: Attempt,
     worker: Worker,
     kind: Literal["log", "result", "error"],
-    attempts: TheAttempts,
+    attempts: AttemptServiceDep,
     token: Token,
     offset: Annotated[int, Query(ge=0, le=MAX_INTEGER, description="where these bytes begin in what the worker sends")],
     dropped: Annotated[bool, Query(description="bytes that are missing before these are lost")] = False,
 ) -> Response:
     """Add bytes to the log, the result or the exception of a worker; those that are known already are left out."""
     data: bytes = request.scope.get(BODY, b"")
-    return json_of(await attempts.output(token, (id, attempt, worker), kind, offset, data, dropped=dropped))
+    return json_response(await attempts.output(token, (id, attempt, worker), kind, offset, data, dropped=dropped))

@@ -12,21 +12,21 @@ from makeway_api.models import Decision, Kind, Me, OfferTable, Policy, Pool, Pro
 
 from ...services import Caller, Services
 from ...services.log.topics import read_topics
-from ..dependencies import MAX_INTEGER, Name, Reader, TheAuthenticator, TheServices, TheStreams
+from ..dependencies import MAX_INTEGER, AuthenticatorDep, Name, Reader, ServicesDep, StreamsDep
 from ..login.auth import SCOPE, may, refusal, still_reads
 from ..pages.live import PageStream, read_parts
-from ..server.problems import declared, json_list, json_of
+from ..server.problems import json_list_response, json_response, problems
 from ..stream import Streams, message
 
-router = APIRouter(tags=["inventory"], responses=declared())
-open_router = APIRouter(tags=["inventory"], responses=declared())
+router = APIRouter(tags=["inventory"], responses=problems())
+open_router = APIRouter(tags=["inventory"], responses=problems())
 """routes that need no login: they carry a signed ticket"""
 
 TICKET = "offers"
 
 
 @router.get("/me", operation_id="me", response_model=Me)
-async def me(caller: Reader, services: TheServices) -> Me:
+async def me(caller: Reader, services: ServicesDep) -> Me:
     """Return the caller with its teams and scopes."""
     return Me(
         name=caller.name,
@@ -37,34 +37,34 @@ async def me(caller: Reader, services: TheServices) -> Me:
 
 
 @router.get("/pools", operation_id="pools", response_model=list[Pool])
-async def pools(caller: Reader, services: TheServices) -> Response:
+async def pools(caller: Reader, services: ServicesDep) -> Response:
     """Return every pool with its nodes, devices and the workloads that hold them."""
     return Response(await services.inventory.pools_json(caller), media_type="application/json")
 
 
 @router.get("/profiles", operation_id="profiles", response_model=list[Profile])
-async def profiles(caller: Reader, services: TheServices) -> list[Profile]:
+async def profiles(caller: Reader, services: ServicesDep) -> list[Profile]:
     """Return the profiles that the caller may use."""
     return await services.inventory.profiles(caller)
 
 
 @router.get("/policies", operation_id="policies", response_model=list[Policy])
-async def policies(caller: Reader, services: TheServices) -> list[Policy]:
+async def policies(caller: Reader, services: ServicesDep) -> list[Policy]:
     """Return the policies of the caller's teams; all of them for an administrator."""
     return await services.inventory.policies(caller)
 
 
 @router.get("/usage", operation_id="usage", response_model=Usage)
-async def usage(caller: Reader, services: TheServices) -> Response:
+async def usage(caller: Reader, services: ServicesDep) -> Response:
     """Return the usage of the caller's teams and of the cluster now."""
-    return json_of(await services.usage.usage(caller))
+    return json_response(await services.usage.usage(caller))
 
 
 @router.get("/offers", operation_id="offers", response_model=OfferTable)
 async def offers(
     caller: Reader,
-    services: TheServices,
-    authenticator: TheAuthenticator,
+    services: ServicesDep,
+    authenticator: AuthenticatorDep,
     user: Annotated[str | None, Query(min_length=1, max_length=255, description="another user (scope reserve)")] = None,
     kind: Kind = Kind.SESSION,
 ) -> Response:
@@ -78,12 +78,12 @@ async def offers(
         raise refusal(caller, ["reserve", "admin"])
     table = await services.offers.offers(caller, name, groups, kind.value)
     ticket = authenticator.signer.sign(TICKET, [name, kind.value], authenticator.settings.ticket_seconds)
-    return json_of(table.model_copy(update={"ticket": ticket}))
+    return json_response(table.model_copy(update={"ticket": ticket}))
 
 
 @open_router.get("/offers/live", operation_id="offers_live", response_model=OfferTable)
 async def offers_live(
-    services: TheServices, authenticator: TheAuthenticator, ticket: Annotated[str, Query(min_length=1, max_length=2000)]
+    services: ServicesDep, authenticator: AuthenticatorDep, ticket: Annotated[str, Query(min_length=1, max_length=2000)]
 ) -> Response:
     """Return the same table again for the Hub's spawn page: the ticket names the user and lasts 15 minutes."""
     signed = authenticator.signer.read(TICKET, ticket)
@@ -96,13 +96,13 @@ async def offers_live(
     groups = sorted(await authenticator.directory.groups_of(name))
     caller = Caller(name=name, groups=frozenset(groups), scopes=frozenset({f"{SCOPE}read"}))
     table = await services.offers.offers(caller, name, groups, kind)
-    return json_of(table.model_copy(update={"ticket": ticket}))
+    return json_response(table.model_copy(update={"ticket": ticket}))
 
 
 @router.get("/decisions", operation_id="decisions", response_model=list[Decision])
 async def decisions(
     caller: Reader,
-    services: TheServices,
+    services: ServicesDep,
     workload: Name = None,
     team: Name = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -110,7 +110,7 @@ async def decisions(
 ) -> Response:
     """Return the decision log, newest first."""
     newest = await services.audit.decisions(caller, workload, team, limit, before)
-    return await services.context.call(json_list, newest)
+    return await services.context.call(json_list_response, newest)
 
 
 @router.get(
@@ -122,8 +122,8 @@ async def decisions(
 async def events(
     request: Request,
     caller: Reader,
-    services: TheServices,
-    streams: TheStreams,
+    services: ServicesDep,
+    streams: StreamsDep,
     last_event_id: Annotated[int | None, Header(ge=0, le=MAX_INTEGER)] = None,
     after: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="like the header Last-Event-ID")] = None,
     topics: Annotated[str | None, Query(max_length=8000, description="only which of these topics changed")] = None,

@@ -22,19 +22,19 @@ from pydantic import BaseModel
 from ..dependencies import (
     MAX_INTEGER,
     Id,
+    JobEditor,
     Key,
     Name,
     Reader,
+    ServicesDep,
+    StreamsDep,
     Submitter,
-    TheServices,
-    TheStreams,
-    Toucher,
     Version,
     Wait,
 )
-from ..server.problems import declared, json_list, json_of
+from ..server.problems import json_list_response, json_response, problems
 
-router = APIRouter(prefix="/jobs", tags=["jobs"], responses=declared(404, 410))
+router = APIRouter(prefix="/jobs", tags=["jobs"], responses=problems(404, 410))
 
 Attempt = Annotated[int | None, Query(ge=1, le=1_000_000, description="default: the newest")]
 
@@ -52,18 +52,21 @@ class Failure(BaseModel):
     operation_id="submit",
     status_code=201,
     response_model=Job,
-    responses={**declared(404, 409, 413, 415), 200: {"model": DryRun, "description": "What submitting would do now"}},
+    responses={
+        **problems(404, 409, 413, 415),
+        200: {"model": DryRun, "description": "What submitting would do now"},
+    },
 )
-async def submit(caller: Submitter, services: TheServices, request: JobRequest, key: Key = None) -> Response:
+async def submit(caller: Submitter, services: ServicesDep, request: JobRequest, key: Key = None) -> Response:
     """Submit a job; with `dry_run`, only return what would happen."""
     answer = await services.submissions.submit(caller, request, key)
-    return json_of(answer, 200 if isinstance(answer, DryRun) else 201)
+    return json_response(answer, 200 if isinstance(answer, DryRun) else 201)
 
 
 @router.get("", operation_id="jobs", response_model=JobPage)
 async def jobs(
     caller: Reader,
-    services: TheServices,
+    services: ServicesDep,
     team: Name = None,
     state: Annotated[
         str | None,
@@ -75,31 +78,31 @@ async def jobs(
 ) -> Response:
     """Return the jobs that the caller may see, newest first."""
     page = await services.jobs.jobs(caller, team, state, mine, limit, cursor)
-    return await services.context.call(json_of, page)
+    return await services.context.call(json_response, page)
 
 
 @router.get("/{id}", operation_id="job", response_model=Job)
 async def job(
-    id: Id, caller: Reader, services: TheServices, streams: TheStreams, wait: Wait = 0, version: Version = None
+    id: Id, caller: Reader, services: ServicesDep, streams: StreamsDep, wait: Wait = 0, version: Version = None
 ) -> Response:
     """Return one job; with `wait`, as soon as it is newer than `version`."""
-    return json_of(await streams.poll(lambda seconds: services.jobs.job(caller, id, seconds, version), wait))
+    return json_response(await streams.poll(lambda seconds: services.jobs.job(caller, id, seconds, version), wait))
 
 
-@router.post("/{id}/cancel", operation_id="cancel_job", response_model=Job, responses=declared(409))
-async def cancel(id: Id, caller: Toucher, services: TheServices) -> Job:
+@router.post("/{id}/cancel", operation_id="cancel_job", response_model=Job, responses=problems(409))
+async def cancel(id: Id, caller: JobEditor, services: ServicesDep) -> Job:
     """Stop a job for good; a repetition changes nothing."""
     return await services.jobs.cancel(caller, id)
 
 
-@router.post("/{id}/resume", operation_id="resume_job", response_model=Job, responses=declared(409))
-async def resume(id: Id, caller: Toucher, services: TheServices) -> Job:
+@router.post("/{id}/resume", operation_id="resume_job", response_model=Job, responses=problems(409))
+async def resume(id: Id, caller: JobEditor, services: ServicesDep) -> Job:
     """Requeue an ended job: the same id, the next attempt, from its checkpoint."""
     return await services.jobs.resume(caller, id)
 
 
-@router.post("/{id}/move", operation_id="move_job", response_model=Job, responses=declared(409))
-async def move(id: Id, caller: Toucher, services: TheServices, request: MoveRequest) -> Job:
+@router.post("/{id}/move", operation_id="move_job", response_model=Job, responses=problems(409))
+async def move(id: Id, caller: JobEditor, services: ServicesDep, request: MoveRequest) -> Job:
     """Move a pending job to the queue of another team, another profile, or both; it keeps its submission time."""
     return await services.moves.move(caller, id, request)
 
@@ -109,32 +112,32 @@ async def move(id: Id, caller: Toucher, services: TheServices, request: MoveRequ
     operation_id="clone_job",
     status_code=201,
     response_model=list[Job],
-    responses=declared(409, 413, 415),
+    responses=problems(409, 413, 415),
 )
-async def clone(id: Id, caller: Submitter, services: TheServices, request: CloneRequest, key: Key = None) -> list[Job]:
+async def clone(id: Id, caller: Submitter, services: ServicesDep, request: CloneRequest, key: Key = None) -> list[Job]:
     """Submit copies of a job. Its files are shared; its environment is copied for its owner only."""
     overrides = request.overrides.model_dump(exclude_unset=True, exclude_none=True)
     return await services.submissions.clone(caller, id, request.n, overrides, key)
 
 
-@router.post("/{id}/preempt-test", operation_id="preempt_test", response_model=Job, responses=declared(409))
-async def preempt_test(id: Id, caller: Toucher, services: TheServices) -> Job:
+@router.post("/{id}/preempt-test", operation_id="preempt_test", response_model=Job, responses=problems(409))
+async def preempt_test(id: Id, caller: JobEditor, services: ServicesDep) -> Job:
     """Test the preemption of a job: it gets the notice, saves, ends and is requeued."""
     return await services.jobs.preempt_test(caller, id)
 
 
 @router.get("/{id}/events", operation_id="job_events", response_model=list[Decision])
-async def job_events(id: Id, caller: Reader, services: TheServices) -> Response:
+async def job_events(id: Id, caller: Reader, services: ServicesDep) -> Response:
     """Return everything that was decided about a job, oldest first."""
-    return await services.context.call(json_list, await services.jobs.events(caller, id))
+    return await services.context.call(json_list_response, await services.jobs.events(caller, id))
 
 
 @router.get("/{id}/logs", operation_id="job_logs", response_model=LogChunk)
 async def logs(
     id: Id,
     caller: Reader,
-    services: TheServices,
-    streams: TheStreams,
+    services: ServicesDep,
+    streams: StreamsDep,
     attempt: Attempt = None,
     offset: Annotated[
         int, Query(ge=-MAX_INTEGER, le=MAX_INTEGER, description="in bytes; a negative one counts from the end")
@@ -144,7 +147,9 @@ async def logs(
 ) -> Response:
     """Return part of a job's log; with `wait`, as soon as there is something at `offset`."""
     outputs = services.outputs
-    return json_of(await streams.poll(lambda seconds: outputs.log(caller, id, attempt, offset, limit, seconds), wait))
+    return json_response(
+        await streams.poll(lambda seconds: outputs.log(caller, id, attempt, offset, limit, seconds), wait)
+    )
 
 
 @router.get(
@@ -153,7 +158,7 @@ async def logs(
     response_class=Response,
     responses={200: {"content": {"application/octet-stream": {}}, "description": "The bytes that the job left"}},
 )
-async def result(id: Id, caller: Reader, services: TheServices) -> Response:
+async def result(id: Id, caller: Reader, services: ServicesDep) -> Response:
     """Return the result that the job left, in parts."""
     result = await services.outputs.result(caller, id)
     if result is None:
@@ -167,7 +172,7 @@ async def result(id: Id, caller: Reader, services: TheServices) -> Response:
 
 
 @router.get("/{id}/error", operation_id="job_error", response_model=Failure)
-async def error(id: Id, caller: Reader, services: TheServices) -> dict[str, Any]:
+async def error(id: Id, caller: Reader, services: ServicesDep) -> dict[str, Any]:
     """Return the exception that ended the job."""
     result = await services.outputs.error(caller, id)
     if result is None:

@@ -10,11 +10,11 @@ from makeway_api.models import Session, SessionRequest
 from makeway_api.routes import MAX_WHY
 
 from ...services import Caller
-from ..dependencies import Id, Key, Reserver, TheAuthenticator, TheServices, TheStreams, Version, Wait
+from ..dependencies import AuthenticatorDep, Id, Key, Reserver, ServicesDep, StreamsDep, Version, Wait
 from ..login.auth import may, needs
-from ..server.problems import declared, json_list, json_of
+from ..server.problems import json_list_response, json_response, problems
 
-router = APIRouter(prefix="/sessions", tags=["sessions"], responses=declared(404, 410))
+router = APIRouter(prefix="/sessions", tags=["sessions"], responses=problems(404, 410))
 
 Watcher = Annotated[Caller, Depends(needs("read", "reserve"))]
 Releaser = Annotated[Caller, Depends(needs("reserve", "admin"))]
@@ -22,51 +22,55 @@ Why = Annotated[str, Query(max_length=MAX_WHY, description="how the notebook end
 
 
 @router.post(
-    "", operation_id="request_session", status_code=201, response_model=Session, responses=declared(409, 413, 415)
+    "",
+    operation_id="request_session",
+    status_code=201,
+    response_model=Session,
+    responses=problems(409, 413, 415),
 )
 async def request_session(
     caller: Reserver,
-    services: TheServices,
-    authenticator: TheAuthenticator,
+    services: ServicesDep,
+    authenticator: AuthenticatorDep,
     request: SessionRequest,
     key: Key = None,
 ) -> Response:
     """Request a lease on behalf of a user; wait for it with GET sessions/{id}."""
     groups = sorted(await authenticator.directory.groups_of(request.user))
-    return json_of(await services.sessions.request(caller, request, groups, key), 201)
+    return json_response(await services.sessions.request(caller, request, groups, key), 201)
 
 
 @router.get("", operation_id="sessions", response_model=list[Session])
-async def sessions(caller: Watcher, services: TheServices, all: bool = False) -> Response:
+async def sessions(caller: Watcher, services: ServicesDep, all: bool = False) -> Response:
     """Return the caller's live sessions; with `all` those of their teams too (administrators: of all teams)."""
-    return await services.context.call(json_list, await services.sessions.sessions(caller, all))
+    return await services.context.call(json_list_response, await services.sessions.sessions(caller, all))
 
 
 @router.get("/{id}", operation_id="session", response_model=Session)
 async def session(
-    id: Id, caller: Watcher, services: TheServices, streams: TheStreams, wait: Wait = 0, version: Version = None
+    id: Id, caller: Watcher, services: ServicesDep, streams: StreamsDep, wait: Wait = 0, version: Version = None
 ) -> Response:
     """Return one session; with `wait`, as soon as it is newer than `version`."""
     if wait > 0 and not sees_all_sessions(caller):
         visible_to(caller, await services.sessions.session(id, 0, None))
     current = await streams.poll(lambda seconds: services.sessions.session(id, seconds, version), wait)
-    return json_of(visible_to(caller, current))
+    return json_response(visible_to(caller, current))
 
 
-@router.post("/{id}/started", operation_id="session_started", response_model=Session, responses=declared(409, 410))
-async def started(id: Id, caller: Reserver, services: TheServices) -> Response:
+@router.post("/{id}/started", operation_id="session_started", response_model=Session, responses=problems(409, 410))
+async def started(id: Id, caller: Reserver, services: ServicesDep) -> Response:
     """Record that the notebook server of this lease is up."""
-    return json_of(await services.sessions.started(id))
+    return json_response(await services.sessions.started(id))
 
 
-@router.post("/{id}/renew", operation_id="renew_session", response_model=Session, responses=declared(409, 410))
-async def renew(id: Id, caller: Reserver, services: TheServices) -> Response:
+@router.post("/{id}/renew", operation_id="renew_session", response_model=Session, responses=problems(409, 410))
+async def renew(id: Id, caller: Reserver, services: ServicesDep) -> Response:
     """Renew the lease; 410 when it has ended."""
-    return json_of(await services.sessions.renew(id))
+    return json_response(await services.sessions.renew(id))
 
 
 @router.delete("/{id}", operation_id="release_session", status_code=204, response_class=Response)
-async def release(id: Id, caller: Releaser, services: TheServices, why: Why = "") -> Response:
+async def release(id: Id, caller: Releaser, services: ServicesDep, why: Why = "") -> Response:
     """Release the lease; a repetition changes nothing."""
     await services.sessions.release(id, why.strip() or f"released by {caller.name}")
     return Response(status_code=204)

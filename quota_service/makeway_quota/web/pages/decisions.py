@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from ..dependencies import MAX_INTEGER, Name, TheServices
+from ..dependencies import MAX_INTEGER, Name, ServicesDep
 from .access import PageVisitor
 from .panel import display_of
 from .render import page
@@ -20,7 +20,7 @@ router = APIRouter(include_in_schema=False)
 async def decisions_page(
     request: Request,
     visitor: PageVisitor,
-    services: TheServices,
+    services: ServicesDep,
     team: Name = None,
     before: Annotated[int | None, Query(ge=0, le=MAX_INTEGER)] = None,
 ) -> Response:

@@ -16,7 +16,7 @@ from ...autoscale.document import MAX_BYTES, read_deployment, schema
 from ...autoscale.machine import FINISHED, STATES, MachineState
 from ...policy import PolicyInvalid
 from ...services import Services
-from ..dependencies import TheServices
+from ..dependencies import ServicesDep
 from ..login.auth import Authenticator, Visitor, may, refusal
 from ..login.confirmations import confirmation, confirms
 from ..settings import WebSettings
@@ -53,7 +53,7 @@ NO_FIELDS = "The form has no fields for all of this document: correct it here, a
 
 @router.get("/deployments")
 @router.get("/live/deployments")
-async def deployments_page(request: Request, visitor: PageVisitor, services: TheServices) -> Response:
+async def deployments_page(request: Request, visitor: PageVisitor, services: ServicesDep) -> Response:
     """Show all deployments with their machines by state and their spend."""
     _only_administrators(visitor)
     result = await services.deployments.list_all(visitor.caller)
@@ -64,7 +64,7 @@ async def deployments_page(request: Request, visitor: PageVisitor, services: The
 async def form_page(
     request: Request,
     visitor: PageVisitor,
-    services: TheServices,
+    services: ServicesDep,
     name: Annotated[str, Query(max_length=63)] = "",
     copy: Annotated[str, Query(max_length=63)] = "",
 ) -> Response:
@@ -82,7 +82,7 @@ async def form_page(
 async def save(
     request: Request,
     visitor: PageVisitor,
-    services: TheServices,
+    services: ServicesDep,
     document: Annotated[str, Form(max_length=500_000)] = "",
     version: Annotated[int, Form(ge=0, le=MAX_INTEGER)] = 0,
     name: Annotated[str, Form(max_length=63)] = "",
@@ -134,7 +134,7 @@ async def import_page(request: Request, visitor: PageVisitor) -> Response:
 async def import_document(
     request: Request,
     visitor: PageVisitor,
-    services: TheServices,
+    services: ServicesDep,
     file: Annotated[UploadFile | None, File()] = None,
 ) -> Response:
     """Show the document of a file in the form with what it changes, or what is wrong; Save now there saves it."""
@@ -169,7 +169,7 @@ def _text_of(content: bytes) -> str:
 
 
 @router.get("/deployments/{name}/document")
-async def export(name: str, visitor: PageVisitor, services: TheServices) -> Response:
+async def export(name: str, visitor: PageVisitor, services: ServicesDep) -> Response:
     """Return the document of a deployment as a file, byte for byte as it was saved."""
     _only_administrators(visitor)
     result = await services.deployments.read(visitor.caller, name)
@@ -179,7 +179,7 @@ async def export(name: str, visitor: PageVisitor, services: TheServices) -> Resp
 
 @router.get("/deployments/{name}")
 @router.get("/live/deployments/{name}")
-async def deployment_page(request: Request, name: str, visitor: PageVisitor, services: TheServices) -> Response:
+async def deployment_page(request: Request, name: str, visitor: PageVisitor, services: ServicesDep) -> Response:
     """Show one deployment: idle machines, the tasks of its queues, running machines, their lines, and the log."""
     _only_administrators(visitor)
     return await _deployment(request, visitor, services, name)
@@ -236,7 +236,7 @@ def _profiles(services: Services, deployment: Deployment) -> set[str]:
 
 @router.get("/deployments/{name}/machines/{id}")
 @router.get("/live/deployments/{name}/machines/{id}")
-async def machine_page(request: Request, name: str, id: str, visitor: PageVisitor, services: TheServices) -> Response:
+async def machine_page(request: Request, name: str, id: str, visitor: PageVisitor, services: ServicesDep) -> Response:
     """Show one machine with its history, and what its console and its init script wrote."""
     _only_administrators(visitor)
     result = await services.machines.machine(visitor.caller, name, id)
@@ -245,7 +245,7 @@ async def machine_page(request: Request, name: str, id: str, visitor: PageVisito
 
 
 @router.post("/deployments/{name}/machines/{id}")
-async def read_console(request: Request, name: str, id: str, visitor: PageVisitor, services: TheServices) -> Response:
+async def read_console(request: Request, name: str, id: str, visitor: PageVisitor, services: ServicesDep) -> Response:
     """Read a machine's console from the provider, then show the machine again, with what is wrong if it failed."""
     _only_administrators(visitor)
     machine = await services.machines.machine(visitor.caller, name, id)
@@ -263,7 +263,7 @@ async def act(
     request: Request,
     name: str,
     visitor: PageVisitor,
-    services: TheServices,
+    services: ServicesDep,
     action: Annotated[str, Form(pattern="^(pause|resume|delete)$")],
     confirmed: Annotated[str, Form(alias="confirmation", max_length=2000)] = "",
 ) -> Response:

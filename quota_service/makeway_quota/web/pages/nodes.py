@@ -11,7 +11,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import Node
 
 from ...services.jobs.listing import PAGE_LINES, ListQuery
-from ..dependencies import TheServices
+from ..dependencies import ServicesDep
 from .access import PageVisitor
 from .filters import Page, Text
 from .panel import display_of
@@ -58,7 +58,7 @@ class NodeLine:
 async def nodes_page(
     request: Request,
     visitor: PageVisitor,
-    services: TheServices,
+    services: ServicesDep,
     pool: Text = "",
     state: Annotated[str, Query(pattern=f"^({'|'.join(STATES)})?$")] = "",
     team: Text = "",
@@ -98,7 +98,7 @@ async def nodes_page(
 
 @router.get("/nodes/{name}")
 @router.get("/live/nodes/{name}")
-async def node_page(request: Request, name: str, visitor: PageVisitor, services: TheServices) -> Response:
+async def node_page(request: Request, name: str, visitor: PageVisitor, services: ServicesDep) -> Response:
     """Show one node: its GPUs, the workloads that hold them, and what runs there."""
     caller, settings = visitor.caller, request.app.state.settings
     usage, pools = await services.usage.usage(caller), await services.inventory.pools(caller)

@@ -12,9 +12,9 @@ from fastapi import APIRouter, Request, Response
 from makeway_api.models import Decision, Node, Pool, TeamUsage, Usage
 
 from ...services import Caller, Services
-from ...services.cluster.stuck_workloads import Hanging
+from ...services.cluster.stuck_workloads import StuckWorkload
 from ...services.jobs.listing import Listing, ListQuery
-from ..dependencies import TheServices
+from ..dependencies import ServicesDep
 from ..settings import WebSettings
 from .access import PageVisitor
 from .figures.bars import MANY_TEAMS, bar_scale
@@ -25,9 +25,9 @@ from .parts import PartSource, shared_page
 
 router = APIRouter(include_in_schema=False)
 
-SHOWN = 25
+TABLE_LINES = 25
 """Lines of a table on the panel; a page of its own has all of them, with filters."""
-LOGGED = 40
+LOG_LINES = 40
 """Lines of the decision log on the panel; a page of its own has the older ones."""
 
 
@@ -49,7 +49,7 @@ class Panel:
     """the only team that the page is about, if it is about one"""
     names: Mapping[str, str] = field(default_factory=dict)
     """names of the workloads that the page mentions, by id"""
-    hanging: Sequence[Hanging] = ()
+    stuck: Sequence[StuckWorkload] = ()
     """what should have ended and does not; for administrators"""
     unassigned: Sequence[str] = ()
     """the GPUs that no pool takes; for administrators"""
@@ -62,7 +62,7 @@ class Panel:
     @property
     def older(self) -> bool:
         """Whether there may be older decisions than those shown."""
-        return len(self.decisions) >= LOGGED
+        return len(self.decisions) >= LOG_LINES
 
     @property
     def virtual(self) -> bool:
@@ -72,7 +72,7 @@ class Panel:
 
 @router.get("/")
 @router.get("/live/panel")
-async def panel_page(request: Request, visitor: PageVisitor, services: TheServices) -> Response:
+async def panel_page(request: Request, visitor: PageVisitor, services: ServicesDep) -> Response:
     """Return the panel, whole or (below live/) only its changing part."""
     return await shared_page(request, visitor, panel_part(services, visitor.caller, request.app.state.settings))
 
@@ -89,14 +89,14 @@ def panel_part(services: Services, caller: Caller, settings: WebSettings) -> Par
 
 async def gather(services: Services, caller: Caller, settings: WebSettings, team: str | None = None) -> Panel:
     """Return the panel; `team` narrows it to one team."""
-    alone = services.context.visible_teams(caller) == ()  # else the part is shared by all who see these teams
-    usage, pools, waiting, running, decisions, hanging = await asyncio.gather(
+    sees_no_team = services.context.visible_teams(caller) == ()  # else the part is shared by all who see these teams
+    usage, pools, waiting, running, decisions, stuck = await asyncio.gather(
         services.usage.usage(caller),
         services.inventory.pools(caller),
-        services.listings.listing(caller, ListQuery("waiting", team=team or "", lines=SHOWN, own=alone)),
-        services.listings.listing(caller, ListQuery("running", team=team or "", lines=SHOWN, own=alone)),
-        services.audit.decisions(caller, None, team, LOGGED, None, own=alone),
-        services.hanging.hanging(caller),
+        services.listings.listing(caller, ListQuery("waiting", team=team or "", lines=TABLE_LINES, own=sees_no_team)),
+        services.listings.listing(caller, ListQuery("running", team=team or "", lines=TABLE_LINES, own=sees_no_team)),
+        services.audit.decisions(caller, None, team, LOG_LINES, None, own=sees_no_team),
+        services.stuck_workloads.list_stuck(caller),
     )
     shown = await services.context.call(holding, [node for pool in pools for node in pool.nodes])
     return Panel(
@@ -111,9 +111,9 @@ async def gather(services: Services, caller: Caller, settings: WebSettings, team
         shown=shown,
         team=team,
         names=await services.listings.names(
-            [decision.workload for decision in decisions if decision.workload] + [start.workload for start in hanging]
+            [decision.workload for decision in decisions if decision.workload] + [start.workload for start in stuck]
         ),
-        hanging=[start for start in hanging if team is None or start.team == team],
+        stuck=[start for start in stuck if team is None or start.team == team],
         unassigned=services.inventory.unassigned(caller),
     )
 

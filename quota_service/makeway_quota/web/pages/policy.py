@@ -10,7 +10,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import PolicyRequest
 
 from ...services import Services
-from ..dependencies import TheServices
+from ..dependencies import ServicesDep
 from ..login.auth import Authenticator, Visitor, may
 from ..login.confirmations import confirmation, confirms
 from ..settings import WebSettings
@@ -26,7 +26,7 @@ MAX_INTEGER = 2**31 - 1
 async def show(
     request: Request,
     visitor: PageVisitor,
-    services: TheServices,
+    services: ServicesDep,
     version: Annotated[int | None, Query(ge=1, le=MAX_INTEGER)] = None,
     applied: Annotated[int | None, Query(ge=1, le=MAX_INTEGER)] = None,
 ) -> Response:
@@ -50,7 +50,7 @@ async def show(
 async def change(
     request: Request,
     visitor: PageVisitor,
-    services: TheServices,
+    services: ServicesDep,
     document: Annotated[str, Form(max_length=1_000_000)] = "",
     action: Annotated[str, Form(pattern="^(validate|preview|apply)$")] = "validate",
     comment: Annotated[str, Form(max_length=500)] = "",

@@ -13,7 +13,7 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from makeway_api import curves
-from makeway_api.models import Grant, money
+from makeway_api.models import WorkerPlacement, money
 from makeway_api.quantities import gpus, number
 from markupsafe import Markup, escape
 
@@ -172,9 +172,11 @@ def sentence(text: str) -> Markup:
     return Markup(_ARABIC.sub(r"<bdi>\g<0></bdi>", str(escape(text))))
 
 
-def where(placement: Sequence[Grant]) -> str:
+def where(placement: Sequence[WorkerPlacement]) -> str:
     """Return a placement as text: node1: 0–2, node2: 5."""
-    return ", ".join(f"{grant.node}: {_ranges(grant.devices)}" if grant.devices else grant.node for grant in placement)
+    return ", ".join(
+        f"{worker.node}: {_ranges(worker.devices)}" if worker.devices else worker.node for worker in placement
+    )
 
 
 def _ranges(devices: Sequence[int]) -> str:

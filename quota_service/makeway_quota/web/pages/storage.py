@@ -10,7 +10,7 @@ from fastapi.responses import RedirectResponse
 from makeway_api.models import StorageDelete
 from makeway_api.quantities import size
 
-from ..dependencies import TheServices
+from ..dependencies import ServicesDep
 from ..login.auth import may, refusal
 from ..settings import WebSettings
 from .access import PageVisitor
@@ -35,7 +35,7 @@ KINDS = {
 async def storage_page(
     request: Request,
     visitor: PageVisitor,
-    services: TheServices,
+    services: ServicesDep,
     jobs: Annotated[int | None, Query(ge=0)] = None,
     freed: Annotated[int, Query(ge=0)] = 0,
     owner: Annotated[str, Query(max_length=255)] = "",
@@ -71,7 +71,7 @@ async def storage_page(
 async def delete(
     request: Request,
     visitor: PageVisitor,
-    services: TheServices,
+    services: ServicesDep,
     owner: Annotated[str, Form(min_length=1, max_length=255)],
     days: Annotated[int, Form(ge=0, le=36_500)] = 0,
 ) -> Response:

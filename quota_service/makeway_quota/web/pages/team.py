@@ -9,7 +9,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import Policy
 
 from ...services import Caller, Services
-from ..dependencies import TheServices
+from ..dependencies import ServicesDep
 from ..settings import WebSettings
 from .access import PageVisitor
 from .figures.sharing import view_of
@@ -21,7 +21,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/teams/{team}")
 @router.get("/live/teams/{team}")
-async def team_page(request: Request, team: str, visitor: PageVisitor, services: TheServices) -> Response:
+async def team_page(request: Request, team: str, visitor: PageVisitor, services: ServicesDep) -> Response:
     """One team, whole or (below live/) only its changing part."""
     await _policy(services, visitor.caller, team)  # a refusal waits for no rendering
     return await shared_page(request, visitor, team_part(services, visitor.caller, request.app.state.settings, team))

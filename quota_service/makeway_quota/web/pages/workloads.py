@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from ...services.jobs.listing import ListQuery
-from ..dependencies import TheServices
+from ..dependencies import ServicesDep
 from ..login.auth import may, refusal
 from ..settings import WebSettings
 from .access import PageVisitor
@@ -24,7 +24,7 @@ router = APIRouter(include_in_schema=False)
 async def workloads_page(
     request: Request,
     visitor: PageVisitor,
-    services: TheServices,
+    services: ServicesDep,
     state: Annotated[str, Query(pattern="^(waiting|running)$")] = "waiting",
     team: Text = "",
     owner: Text = "",
@@ -50,7 +50,7 @@ async def workloads_page(
 
 
 @router.post("/workloads/cancel-all")
-async def cancel_all(request: Request, visitor: PageVisitor, services: TheServices) -> Response:
+async def cancel_all(request: Request, visitor: PageVisitor, services: ServicesDep) -> Response:
     """Cancel every job of the owner in the form, for administrators."""
     if not may(visitor.caller, "admin"):
         raise refusal(visitor.caller, ["admin"])

@@ -35,7 +35,7 @@ SCOPE_KEY = "makeway.headers"
 """The key of a request's scope under which the headers of its response are"""
 
 
-class Headers:
+class HeadersMiddleware:
     """ASGI middleware: adds the headers to each response, also to streams and errors."""
 
     def __init__(self, app: ASGIApp, settings: WebSettings) -> None:
@@ -60,12 +60,12 @@ class Headers:
             added.append((b"cache-control", b"no-store"))
         scope[SCOPE_KEY] = added
 
-        async def add(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 add_headers(scope, message["headers"])
             await send(message)
 
-        await self.app(scope, receive, add)
+        await self.app(scope, receive, send_with_headers)
 
 
 def add_headers(scope: Scope, headers: list[tuple[bytes, bytes]]) -> None:

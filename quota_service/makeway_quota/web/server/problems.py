@@ -37,18 +37,18 @@ def answer(problem: Problem, headers: dict[str, str] | None = None) -> Response:
     return Response(body, status_code=problem.status, media_type=MEDIA_TYPE, headers=headers)
 
 
-def json_of(model: BaseModel, status: int = 200) -> Response:
+def json_response(model: BaseModel, status: int = 200) -> Response:
     """Return a model of the API as a response; FastAPI would validate and convert it once more."""
     return Response(model.model_dump_json(), status_code=status, media_type="application/json")
 
 
-def json_list(models: Sequence[BaseModel]) -> Response:
+def json_list_response(models: Sequence[BaseModel]) -> Response:
     """Return a list of models as a response; call it in a thread of the requests where the list may be long."""
     body = b"[%s]" % b",".join(model.model_dump_json().encode() for model in models)
     return Response(body, media_type="application/json")
 
 
-def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI entries of the refusals that a route may answer, with those that any may."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     every = sorted({400, 401, 403, 422, 429, 503, *statuses})

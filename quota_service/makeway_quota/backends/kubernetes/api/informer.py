@@ -42,7 +42,7 @@ class Timing:
     page: int = 500
 
 
-USUAL = Timing()
+DEFAULT_TIMING = Timing()
 PASSING = (401, 403, 429)
 """Refusals that say nothing about the version that is followed"""
 
@@ -76,7 +76,7 @@ class Informer(Generic[T]):
         query: dict[str, str] | None = None,
         wake: Callable[[], None] = lambda: None,
         gone: Callable[[T], None] = lambda last: None,
-        timing: Timing = USUAL,
+        timing: Timing = DEFAULT_TIMING,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -124,7 +124,7 @@ class Informer(Generic[T]):
         """Return once the first list is complete."""
         await self._synced.wait()
 
-    def ask_again(self) -> None:
+    def retry_now(self) -> None:
         """End what is requested or waited for: the API server could not be reached, and can again."""
         self._again.set()
         if self._limit is not None:
@@ -150,7 +150,7 @@ class Informer(Generic[T]):
                 )
 
     async def _follow(self) -> None:
-        """Read the list, if it is not known or old, and follow one watch to its end; TimeoutError on `ask_again`."""
+        """Read the list, if it is not known or old, and follow one watch to its end; TimeoutError on `retry_now`."""
         try:
             async with asyncio.timeout(None) as self._limit:
                 if not self._version or self._clock() - self._listed_at >= self._timing.resync:

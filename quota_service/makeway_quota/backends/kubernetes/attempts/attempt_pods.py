@@ -16,7 +16,7 @@ from ...remote.worker_hosts import WorkerHosts
 from ...remote.workers import WorkerStatus
 from .pod_attempt import AttemptPhase, ClusterConditions, PodAttempt, step
 from .pod_states import JobPod
-from .pod_waits import LIMITS, with_cause
+from .pod_waits import MAX_WAIT_SECONDS, with_cause
 
 SORTING, READING = "sorting its pod", "reading its pods"
 NO_REPORTS: Mapping[Key, Mapping[int, WorkerStatus]] = {}
@@ -26,7 +26,9 @@ NOTHING = PodAttempt()
 class AttemptPods:
     """The pods by attempt, as the informer showed them last. Not thread-safe."""
 
-    def __init__(self, limits: Mapping[str, float] = LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limits: Mapping[str, float] = MAX_WAIT_SECONDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.quarantine = Quarantine()
         """that of the loop, once it runs"""
         self._cluster = ClusterConditions({}, limits)

@@ -32,7 +32,7 @@ PAUSE_AFTER_FAILURE = 10.0
 """Seconds for which no event is posted after the API server refused one or did not answer."""
 LONG_PAUSE_AFTER_FAILURE = 600.0
 """The same where the service's account lacks the right, or there is no such namespace."""
-USUAL = ("notice", "made_way", "cancelled")
+DEFAULT_TIMING = ("notice", "made_way", "cancelled")
 """The codes of decisions that are no warnings."""
 
 
@@ -130,7 +130,7 @@ def event(namespace: str, pod: JobPod, code: str, message: str, at: str) -> Obje
         },
         "reason": "".join(part.capitalize() for part in code.split("_")),
         "message": message if len(message) <= MAX_MESSAGE else f"{message[: MAX_MESSAGE - 1]}…",
-        "type": "Normal" if code in USUAL else "Warning",
+        "type": "Normal" if code in DEFAULT_TIMING else "Warning",
         "source": {"component": "makeway"},
         "firstTimestamp": at,
         "lastTimestamp": at,

@@ -16,7 +16,7 @@ from ...remote.worker_hosts import WorkerHosts
 from ...remote.workers import WorkerStatus
 from .pod_ends import NO_COMMAND, end_of_deleted_pods, hosts_of, never_ran
 from .pod_states import JobPod
-from .pod_waits import LIMITS
+from .pod_waits import MAX_WAIT_SECONDS
 
 BROKE_OFF = WorkerHosts(0, start_broke_off=True)
 MAX_RECREATIONS = 3
@@ -96,7 +96,7 @@ class ClusterConditions(NamedTuple):
     """What is the same for all attempts: the nodes, and whether they run, and the seconds that pods may wait."""
 
     usable: Mapping[str, bool]
-    limits: Mapping[str, float] = LIMITS
+    limits: Mapping[str, float] = MAX_WAIT_SECONDS
 
 
 def step(

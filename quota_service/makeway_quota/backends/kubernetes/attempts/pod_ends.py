@@ -13,7 +13,7 @@ from makeway_api.quantities import memory
 from ....policy.pod_template import WORKER_CONTAINER
 from ...remote.worker_hosts import WorkerHosts
 from .pod_states import NO_START, JobPod
-from .pod_waits import LIMITS, foremost, site_image, waiting
+from .pod_waits import MAX_WAIT_SECONDS, shortest_wait, site_image, wait_reason
 
 NODE_REASONS = ("NodeLost", "NodeShutdown", "Terminated", "Preempting", "NodeAffinity", "UnexpectedAdmissionError")
 """Reasons of a pod that its node ended: they say nothing about the job."""
@@ -55,7 +55,7 @@ def hosts_of(
     usable: Mapping[str, bool],
     reported_workers: Collection[int] = (),
     gone: Iterable[JobPod] = (),
-    limits: Mapping[str, float] = LIMITS,
+    limits: Mapping[str, float] = MAX_WAIT_SECONDS,
 ) -> WorkerHosts:
     """Return what the pods of one attempt are together; `usable` are the nodes that there are, and whether they run.
 
@@ -67,8 +67,8 @@ def hosts_of(
     failed = [pod for pod in pods if not pod.present and pod.worker not in reported_workers]
     if not failed and any(pod.present for pod in pods):
         disrupted = next((pod for pod in (*pods, *gone) if pod.disruption and not _over_request(pod)), None)
-        waiting_pod = foremost(pods, limits)
-        code, message = waiting(waiting_pod) if waiting_pod is not None else _incomplete(pods, reported_workers)
+        waiting_pod = shortest_wait(pods, limits)
+        code, message = wait_reason(waiting_pod) if waiting_pod is not None else _incomplete(pods, reported_workers)
         worker = one.worker if (one := waiting_pod or disrupted) is not None else 0
         cpu, mebibytes = (max(pod.requests[at] for pod in pods) for at in range(2))
         lost, evicted = disrupted is not None, disrupted is not None and disrupted.disruption == EVICTION

@@ -15,7 +15,7 @@ from ....policy.pod_template import WORKER_CONTAINER
 from ...base import Key
 from ..api.client import Object
 from ..api.quantities import in_service_units
-from ..cluster.pod_requests import ATTEMPT, ENDED, JOB, NUMBER, pod_requests
+from ..cluster.pod_requests import ATTEMPT, ENDED, JOB, WORKER, pod_requests
 from ..pods.manifest import OWN_IMAGE, WORKERS, token_secret_of
 
 NO_CONFIG = "CreateContainerConfigError"
@@ -101,7 +101,7 @@ def project_job_pod(item: Object) -> JobPod | None:
     labels = metadata.get("labels") or {}
     if JOB not in labels or not str(labels.get(ATTEMPT, "")).isdecimal():
         return None
-    numbers = [int(labels[name]) if str(labels.get(name, "")).isdecimal() else 0 for name in (NUMBER, WORKERS)]
+    numbers = [int(labels[name]) if str(labels.get(name, "")).isdecimal() else 0 for name in (WORKER, WORKERS)]
     pod = JobPod(
         name=metadata["name"],
         uid=metadata["uid"],

@@ -16,7 +16,7 @@ from ....policy.pod_template import WORKER_CONTAINER
 from ....values import CHECKPOINT_STORAGE
 from .pod_states import NO_CONFIG, SETUP, JobPod
 
-LIMITS: Mapping[str, float] = {
+MAX_WAIT_SECONDS: Mapping[str, float] = {
     "scheduler": 3600.0,
     "unschedulable": 60.0,
     "claims": 600.0,
@@ -62,13 +62,13 @@ NOT_ALLOWED = ("permission denied", "operation not permitted", "read-only")
 """In that message: no user may write there; else the volume may be away, or only its mount on this node hang"""
 
 
-def foremost(pods: Iterable[JobPod], limits: Mapping[str, float] = LIMITS) -> JobPod | None:
+def shortest_wait(pods: Iterable[JobPod], limits: Mapping[str, float] = MAX_WAIT_SECONDS) -> JobPod | None:
     """Return the pod that waits for what it may wait for the shortest, then the one of the lowest worker.
 
     A gang runs only as a whole: what blocks it would be hidden by a worker that waits for something slow.
     """
     waits = (pod for pod in pods if pod.phase == "Pending")
-    return min(waits, key=lambda pod: (limits[waiting(pod)[0]], pod.worker), default=None)
+    return min(waits, key=lambda pod: (limits[wait_reason(pod)[0]], pod.worker), default=None)
 
 
 def with_cause(pod: JobPod, before: JobPod | None) -> JobPod:
@@ -88,7 +88,7 @@ def with_cause(pod: JobPod, before: JobPod | None) -> JobPod:
     return pod
 
 
-def waiting(pod: JobPod) -> tuple[str, str]:
+def wait_reason(pod: JobPod) -> tuple[str, str]:
     """Return the code and the sentence of what a pod waits for."""
     if pod.waiting in IMAGE_FAULTS:
         return _pulling(pod)

@@ -51,10 +51,10 @@ class DeadNodes:
         The time of a node that is cut off with others begins when it no longer is.
         """
         now = self._monotonic()
-        passed, self._observed_at = now - self._observed_at, now
+        elapsed, self._observed_at = now - self._observed_at, now
         if not up_to_date:
             return
-        self._observed += min(MAX_STEP, passed)
+        self._observed += min(MAX_STEP, elapsed)
         cluster = _Cluster(nodes)
         alone = [name for name, node in nodes.items() if not node.ready and not cluster.is_cut_off(node)]
         self._since = {name: self._since.get(name, self._observed) for name in alone}
@@ -82,7 +82,7 @@ class _Group:
             self._moments.append(node.down_since)
 
     def sort(self) -> None:
-        """Prepare for questions, once all nodes are counted."""
+        """Sort the moments, once all nodes are counted; before that `went_down_with` is wrong."""
         self._moments.sort()
 
     def went_down_with(self, node: NodeReadiness) -> int:

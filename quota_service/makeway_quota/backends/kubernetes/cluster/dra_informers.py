@@ -114,10 +114,10 @@ class DraInformers:
             self._resources = wanted
             self._retry.set()
 
-    def ask_again(self) -> None:
+    def retry_now(self) -> None:
         """End what is waited for: the API server could not be reached, and can again."""
         for informer in self._followed.all if self._followed is not None else ():
-            informer.ask_again()
+            informer.retry_now()
         self._retry.set()
 
     async def run(self) -> None:

@@ -18,7 +18,7 @@ from ....quarantine import Kind, Quarantine
 from ....values import MAX_DEVICES
 from ...base import NodePart, NodeStatus, WorkloadPod
 from ..api.client import ApiClient, ApiUnreachable
-from ..api.informer import USUAL, Informer, Timing
+from ..api.informer import DEFAULT_TIMING, Informer, Timing
 from .dra_devices import HeldDevice
 from .dra_informers import DraInformers
 from .nodes import (
@@ -40,15 +40,15 @@ COUNTING_DEVICES = "counting GPUs of DRA drivers"
 FOLLOWING = "following GPUs of DRA drivers"
 DEVICES_SECONDS = 10.0
 """How long nodes and pods wait for the first lists of DRA devices"""
-HELD = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+HOLDING_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """The field selector of the pods that hold resources of a node."""
 
 VANISHED_SECONDS = 60.0
 """Seconds for which a node that offers no GPU any more counts as before: while its device plugin or its kubelet
 restarts, it offers none, and what is nominated there would go elsewhere, for which others would be evicted."""
 
-USUAL_PODS = 110
-"""How many pods a node runs that does not say it, as the kubelet's default has it."""
+DEFAULT_MAX_PODS = 110
+"""Pods that a node may run whose status has no number: the default of the kubelet"""
 
 
 class KubernetesInventory:
@@ -60,7 +60,7 @@ class KubernetesInventory:
         selectors: Sequence[NodeSelector],
         instance: str = "",
         wake: Callable[[], None] = lambda: None,
-        timing: Timing = USUAL,
+        timing: Timing = DEFAULT_TIMING,
         namespace: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -81,7 +81,7 @@ class KubernetesInventory:
         share = partial(project_share, instance=instance, namespace=namespace)
         self.nodes: Informer[ClusterNode] = Informer(client, "/api/v1/nodes", project_node, wake=wake, timing=timing)
         self.pods: Informer[PodShare] = Informer(
-            client, "/api/v1/pods", share, query={"fieldSelector": HELD}, wake=wake, timing=timing
+            client, "/api/v1/pods", share, query={"fieldSelector": HOLDING_PODS}, wake=wake, timing=timing
         )
         self.devices = DraInformers(client, wake, timing)
         self.devices.follow_resources(one.resource for one in self._selectors)
@@ -125,11 +125,11 @@ class KubernetesInventory:
         self._complete.set()
         self._wake()
 
-    def ask_again(self) -> None:
-        """End what is requested or waited for: the API server could not be reached, and can again."""
-        self.nodes.ask_again()
-        self.pods.ask_again()
-        self.devices.ask_again()
+    def retry_now(self) -> None:
+        """Cancel requests and waits and repeat them at once: the API server can be reached again."""
+        self.nodes.retry_now()
+        self.pods.retry_now()
+        self.devices.retry_now()
 
     async def close(self) -> None:
         """Stop following."""
@@ -147,17 +147,17 @@ class KubernetesInventory:
 
     def node_statuses(self) -> Mapping[str, NodeStatus]:
         """Return the nodes by name as they are now; those in no pool have the pool "" and no devices."""
-        changed = self.nodes.take() | self._unread | self._vanished_for_good()
+        changed = self.nodes.take() | self._unread | self._no_longer_vanished()
         pods, self._uncounted, self._unread = self.pods.take() | self._uncounted, set(), set()
         for key in sorted(pods):
-            if not self._is_done(COUNTING, "pod", key, partial(self._count, key, changed)):
+            if not self._run_guarded(COUNTING, "pod", key, partial(self._count, key, changed)):
                 self._uncounted.add(key)
         with self.quarantine.step(COUNTING_DEVICES):
             changed |= self.devices.take_changed_nodes()
             self._placed_claims = {key for key in self._placed_claims if self.devices.is_generated(key)}
         self._note_devices()
         for name in sorted(changed):
-            if not self._is_done(READING, "node", name, partial(self._read, name)):
+            if not self._run_guarded(READING, "node", name, partial(self._read, name)):
                 self._unread.add(name)
         return self._statuses
 
@@ -168,7 +168,7 @@ class KubernetesInventory:
         elif not self.problem and not self.quarantine.is_backing_off(FOLLOWING, "step", FOLLOWING):
             self.quarantine.add(FOLLOWING, "step", FOLLOWING, ApiUnreachable(problem))
 
-    def _is_done(self, step: str, kind: Kind, name: str, work: Callable[[], None]) -> bool:
+    def _run_guarded(self, step: str, kind: Kind, name: str, work: Callable[[], None]) -> bool:
         """Whether something was done with one node or pod; False where it fails, or has to rest after it failed."""
         if self.quarantine.is_backing_off(step, kind, name):
             return False
@@ -190,7 +190,7 @@ class KubernetesInventory:
         if (node := self.nodes.objects.get(name)) is not None:
             before = self._statuses[name].pools if name in self._statuses else ()
             devices = self.devices.on(name, resources_of(node, self._selectors))
-            node = with_devices(self._with_vanished(self._dated(node)), devices.offered)
+            node = with_devices(self._with_vanished(self._with_down_since(node)), devices.offered)
             shares, claimed = self._with_claims(self._shares(name), devices.held)
             self._statuses[name] = _node_status(node, self._selectors, shares, before, claimed)
         else:
@@ -204,20 +204,20 @@ class KubernetesInventory:
         Of one that is seen first it is what the node has. Where it offers more of others, its GPUs were divided anew:
         what it offered before does not come back.
         """
-        now, more = self._clock(), dict[str, int]()
+        now, additions = self._clock(), dict[str, int]()
         offered = {(node.name, name): node.allocatable.get(name, 0) for name in resources_of(node, self._selectors)}
-        divided = any(key in self._offered and many > self._offered[key][1] for key, many in offered.items())
-        for (name, resource), many in offered.items():
+        divided = any(key in self._offered and amount > self._offered[key][1] for key, amount in offered.items())
+        for (name, resource), amount in offered.items():
             first = node.uid, node.withheld.get(resource, 0), None
             uid, before, since = self._offered.get((name, resource), first)
             since = now if since is None else since
-            last: tuple[str, int, float | None] = (node.uid, many, None)
-            if not many and before and uid == node.uid and 0.0 <= now - since < VANISHED_SECONDS and not divided:
-                more[resource], last = before, (uid, before, since)
+            last: tuple[str, int, float | None] = (node.uid, amount, None)
+            if not amount and before and uid == node.uid and 0.0 <= now - since < VANISHED_SECONDS and not divided:
+                additions[resource], last = before, (uid, before, since)
             self._offered[name, resource] = last
-        return replace(node, allocatable={**node.allocatable, **more}) if more else node
+        return replace(node, allocatable={**node.allocatable, **additions}) if additions else node
 
-    def _vanished_for_good(self) -> set[str]:
+    def _no_longer_vanished(self) -> set[str]:
         """Return the nodes that have offered none of some devices for so long that they have none."""
         now = self._clock()
         return {
@@ -235,19 +235,21 @@ class KubernetesInventory:
         later than the end of the pod.
         """
         owners = {key: at for at, share in enumerate(shares) for key in share.claims}
-        more: dict[int, dict[str, int]] = {}
+        additions: dict[int, dict[str, int]] = {}
         claimed: dict[str, int] = {}
         for resource, keys in held:
-            mine = next((owners[key] for key in sorted(keys) if key in owners), None)
-            if mine is not None:
+            owner = next((owners[key] for key in sorted(keys) if key in owners), None)
+            if owner is not None:
                 self._placed_claims.update(keys & owners.keys())
-                amounts = more.setdefault(mine, {})
+                amounts = additions.setdefault(owner, {})
             elif any(key in self._placed_claims or not self.devices.is_generated(key) for key in keys):
                 amounts = claimed
             else:
                 continue
             amounts[resource] = amounts.get(resource, 0) + 1
-        return [_with(share, more[at]) if at in more else share for at, share in enumerate(shares)], claimed
+        return [
+            _with_claimed(share, additions[at]) if at in additions else share for at, share in enumerate(shares)
+        ], claimed
 
     def dra_devices(self) -> dict[str, Mapping[str, int]]:
         """Return how many devices of DRA drivers pools count, by node and resource."""
@@ -260,7 +262,7 @@ class KubernetesInventory:
         cluster_node = self.nodes.objects.get(node)
         return cluster_node.allocatable.get(resource, 0) if cluster_node is not None else 0
 
-    def _dated(self, node: ClusterNode) -> ClusterNode:
+    def _with_down_since(self, node: ClusterNode) -> ClusterNode:
         """Return a node that is not ready with the time since when; where Kubernetes does not say it, as was seen."""
         if node.ready or node.down_since is not None:
             self._down_since.pop(node.name, None)
@@ -284,11 +286,11 @@ class KubernetesInventory:
             self._node_of[key] = now
 
 
-def _with(share: PodShare, devices: Mapping[str, int]) -> PodShare:
+def _with_claimed(share: PodShare, devices: Mapping[str, int]) -> PodShare:
     """Return a pod that holds devices besides what it requests."""
     held = dict(share.requests)
-    for resource, many in devices.items():
-        held[resource] = held.get(resource, 0) + many
+    for resource, amount in devices.items():
+        held[resource] = held.get(resource, 0) + amount
     return replace(share, requests=tuple(sorted(held.items())))
 
 
@@ -306,8 +308,8 @@ def _node_status(
     held = {resource for share in shares if share.workload for resource, _ in share.requests}
     chosen = pools_of(node, selectors, before, held)
     foreign = _foreign(shares, chosen)
-    for resource, many in (claimed or {}).items():
-        foreign[resource] = foreign.get(resource, 0) + many
+    for resource, amount in (claimed or {}).items():
+        foreign[resource] = foreign.get(resource, 0) + amount
     firsts = first_devices(chosen)
     parts = [_part(node, selector, firsts[selector.pool], foreign) for selector in chosen]
     return NodeStatus(
@@ -323,7 +325,7 @@ def _node_status(
         foreign_gpus=sum(part.foreign_gpus for part in parts),
         foreign_cpu=foreign.get("cpu", 0),
         foreign_memory=foreign.get("memory", 0),
-        max_pods=node.allocatable.get("pods", USUAL_PODS),
+        max_pods=node.allocatable.get("pods", DEFAULT_MAX_PODS),
         foreign_pods=sum(not share.workload for share in shares),
         cordoned=all(part.cordoned for part in parts),
         labels={name: node.labels[name] for selector in selectors for name in selector.labels if name in node.labels},

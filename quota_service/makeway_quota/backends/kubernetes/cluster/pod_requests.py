@@ -19,7 +19,7 @@ from ..api.quantities import resource_requests
 ENDED = ("Succeeded", "Failed")
 JOB = "makeway/job"
 ATTEMPT = "makeway/attempt"
-NUMBER = "makeway/worker"
+WORKER = "makeway/worker"
 MACHINE = "makeway/machine"
 """The label of what belongs to a machine of a deployment"""
 
@@ -66,13 +66,13 @@ def project_share(item: Object, instance: str, namespace: str = "") -> PodShare 
             return None
         workload = str(labels.get(SESSION, ""))
         numbers = [
-            int(text) if text.isdecimal() else None for text in (labels.get(ATTEMPT, ""), labels.get(NUMBER, ""))
+            int(text) if text.isdecimal() else None for text in (labels.get(ATTEMPT, ""), labels.get(WORKER, ""))
         ]
-        where = not namespace or metadata.get("namespace", namespace) == namespace
-        if not workload and where and numbers[0] is not None:
+        in_namespace = not namespace or metadata.get("namespace", namespace) == namespace
+        if not workload and in_namespace and numbers[0] is not None:
             workload, attempt, worker = str(labels.get(JOB, "")), numbers[0], numbers[1]
-    asked = tuple(sorted((intern(name), value) for name, value in pod_requests(spec, status).items()))
-    share = PodShare(intern(node), _same(asked), workload, attempt, worker, claims=_claims(metadata, status))
+    requests = tuple(sorted((intern(name), value) for name, value in pod_requests(spec, status).items()))
+    share = PodShare(intern(node), _interned(requests), workload, attempt, worker, claims=_claims(metadata, status))
     if not workload or "deletionTimestamp" not in metadata:
         return share
     ends_at = datetime.fromisoformat(metadata["deletionTimestamp"]).timestamp()
@@ -87,9 +87,9 @@ def _claims(metadata: Object, status: Object) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _same(asked: Requests) -> Requests:
+def _interned(requests: Requests) -> Requests:
     """Return equal requests as one object: most pods of a cluster are like others."""
-    return asked
+    return requests
 
 
 def pod_requests(spec: Object, status: Object | None = None) -> dict[str, int]:
@@ -98,20 +98,20 @@ def pod_requests(spec: Object, status: Object | None = None) -> dict[str, int]:
     Sidecars count in both. Requests of the pod as a whole go before those of its containers. While a container is
     resized in place, the larger of its request and what is allocated to it counts.
     """
-    given = {one["name"]: one.get("allocatedResources") for one in (status or {}).get("containerStatuses") or ()}
+    allocated = {one["name"]: one.get("allocatedResources") for one in (status or {}).get("containerStatuses") or ()}
     running: dict[str, int] = {}
     for container in spec.get("containers") or ():
-        _add(running, _larger(_requests_of(container), resource_requests(given.get(container.get("name")))))
-    beside: dict[str, int] = {}
-    step: dict[str, int] = {}
+        _add(running, _larger(_requests_of(container), resource_requests(allocated.get(container.get("name")))))
+    sidecars: dict[str, int] = {}
+    init_peak: dict[str, int] = {}
     for container in spec.get("initContainers") or ():
-        asked = _requests_of(container)
+        requests = _requests_of(container)
         if container.get("restartPolicy") == "Always":
-            _add(beside, asked)
-            step = _larger(step, beside)
+            _add(sidecars, requests)
+            init_peak = _larger(init_peak, sidecars)
         else:
-            step = _larger(step, _sum([beside, asked]))
-    total = _larger(_sum([running, beside]), step)
+            init_peak = _larger(init_peak, _sum([sidecars, requests]))
+    total = _larger(_sum([running, sidecars]), init_peak)
     total.update(resource_requests((spec.get("resources") or {}).get("requests")))
     _add(total, resource_requests(spec.get("overhead")))
     return total

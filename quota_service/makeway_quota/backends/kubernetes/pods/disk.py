@@ -36,7 +36,7 @@ class Disk:
         return Disk(min(self.request, limit or self.request) if allocatable else 0, limit)
 
 
-def setting(request: str, limit: str) -> Disk:
+def parse_disk(request: str, limit: str) -> Disk:
     """Return the disk that two quantities of Kubernetes mean; ValueError where they are none, or contradict."""
     result = Disk(*(in_service_units("memory", text) if text.strip() else 0 for text in (request, limit)))
     if result.limit and result.request > result.limit:
@@ -55,10 +55,10 @@ def bound_disk(pod: Object, disk: Disk, shared_memory: int = 0) -> None:
     limits, requests = (resources.setdefault(kind, {}) for kind in ("limits", "requests"))
     own = RESOURCE in limits or RESOURCE in requests
     if not own and disk.limit:
-        limits[RESOURCE] = f"{_for_the_job(disk.limit, _beside(pod, 'limits'))}Mi"
+        limits[RESOURCE] = f"{_worker_share(disk.limit, _limits_beside(pod, 'limits'))}Mi"
     if not own and (disk.request or disk.limit):  # without a request of its own its limit would be the request
-        requests[RESOURCE] = f"{max(0, disk.request - _beside(pod, 'requests'))}Mi"
-    size = _in_all(pod) if RESOURCE in limits else 0
+        requests[RESOURCE] = f"{max(0, disk.request - _limits_beside(pod, 'requests'))}Mi"
+    size = _pod_limit(pod) if RESOURCE in limits else 0
     for volume in pod["spec"].get("volumes") or ():
         if (empty := volume.get("emptyDir")) is None or empty.get("sizeLimit"):
             continue
@@ -67,14 +67,14 @@ def bound_disk(pod: Object, disk: Disk, shared_memory: int = 0) -> None:
             empty["sizeLimit"] = f"{bound}Mi"
 
 
-def _beside(pod: Object, kind: str) -> int:
+def _limits_beside(pod: Object, kind: str) -> int:
     return sum(_mebibytes(container, kind) for container in containers_beside(pod["spec"]))
 
 
-def _in_all(pod: Object) -> int:
+def _pod_limit(pod: Object) -> int:
     """Return the limit of the pod as the kubelet has it: those of its containers in sum."""
     worker = next(one for one in pod["spec"]["containers"] if one["name"] == WORKER_CONTAINER)
-    return _mebibytes(worker, "limits") + _beside(pod, "limits")
+    return _mebibytes(worker, "limits") + _limits_beside(pod, "limits")
 
 
 def _mebibytes(container: Object, kind: str) -> int:
@@ -82,7 +82,7 @@ def _mebibytes(container: Object, kind: str) -> int:
     return -(-in_service_units(RESOURCE, str(text)) // MIB) if text is not None else 0
 
 
-def _for_the_job(planned: int, beside: int) -> int:
+def _worker_share(planned: int, beside: int) -> int:
     if beside < planned:
         return planned - beside
     raise BackendError(

@@ -20,7 +20,7 @@ from ....policy.pod_template import WORKER_CONTAINER, claim_templates_of
 from ...base import Key, StartOrder
 from ..api.client import Object
 from ..cluster.nodes import Toleration
-from ..cluster.pod_requests import ATTEMPT, JOB, NUMBER
+from ..cluster.pod_requests import ATTEMPT, JOB, WORKER
 from .compute import share_compute
 from .disk import Disk, bound_disk
 from .template import merged
@@ -46,7 +46,7 @@ TOKEN = "MAKEWAY_ATTEMPT_TOKEN"
 GRACE_MARGIN = 20
 """Seconds beyond a job's grace after which the kubelet kills its container: the launcher reports meanwhile."""
 MAX_START = 21_600
-"""Seconds for which a pod may pull its image, as in `pod_waits.LIMITS`."""
+"""Seconds for which a pod may pull its image, as in `pod_waits.MAX_WAIT_SECONDS`."""
 MAX_SECONDS = 2**31 - 1
 """The longest `activeDeadlineSeconds` that Kubernetes takes"""
 OUTAGE_TOLERATIONS = tuple(
@@ -170,7 +170,7 @@ def worker_pod(
             "labels": {
                 "app.kubernetes.io/name": "makeway-job",
                 **labels_of(settings, key),
-                NUMBER: str(number),
+                WORKER: str(number),
                 WORKERS: str(len(order.workers)),
                 KIND: "job",
                 TEAM: label_value(order.team),

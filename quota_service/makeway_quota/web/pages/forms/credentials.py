@@ -22,7 +22,7 @@ from pydantic import SecretStr
 from ....policy.quantities import SLUG_RULE
 from ....services import Services
 from ....services.refusals import refuse
-from ...dependencies import TheServices
+from ...dependencies import ServicesDep
 from ...login.auth import Authenticator, Visitor
 from ...login.confirmations import confirmation, confirms
 from ...settings import WebSettings
@@ -63,7 +63,7 @@ class CredentialForm:
 async def credentials_page(
     request: Request,
     visitor: PageVisitor,
-    services: TheServices,
+    services: ServicesDep,
     rotate: Annotated[str, Query(max_length=63)] = "",
     team: Annotated[str, Query(max_length=200)] = "",
     done: Annotated[str, Query(max_length=63)] = "",
@@ -87,7 +87,7 @@ async def credentials_page(
 async def save(
     request: Request,
     visitor: PageVisitor,
-    services: TheServices,
+    services: ServicesDep,
     name: Annotated[str, Form()] = "",
     kind: Annotated[CredentialKind, Form()] = "git",
     team: Annotated[str, Form(max_length=200)] = "",
@@ -114,7 +114,7 @@ async def delete(
     request: Request,
     name: str,
     visitor: PageVisitor,
-    services: TheServices,
+    services: ServicesDep,
     team: Annotated[str, Form(max_length=200)] = "",
     confirmed: Annotated[str, Form(alias="confirmation", max_length=2000)] = "",
 ) -> Response:
@@ -140,7 +140,7 @@ async def enable(
     request: Request,
     name: str,
     visitor: PageVisitor,
-    services: TheServices,
+    services: ServicesDep,
     team: Annotated[str, Form(max_length=200)] = "",
 ) -> Response:
     """Enable a credential that was disabled when its team left the policy."""

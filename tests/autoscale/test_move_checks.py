@@ -10,7 +10,7 @@ from autoscale.test_moves import HOUR, POOL, shared
 from makeway_quota.backends.base import NodeStatus
 from makeway_quota.control.machines.cycle_demand import CycleDemand, JobFacts, cycle_demand
 from makeway_quota.control.machines.machine_notices import moving
-from makeway_quota.control.machines.move_questions import MoveQuestion, machines_to_empty, restartable
+from makeway_quota.control.machines.move_checks import MoveCheck, drain_candidates, restartable
 from makeway_quota.control.world.engine_view import as_workload
 from makeway_quota.engine import snapshot as engine
 from makeway_quota.engine.restarts import Restarts
@@ -56,7 +56,7 @@ class Two:
             for name in NAMES
         }
         self.questions = [
-            MoveQuestion(
+            MoveCheck(
                 replace(POOL, name=one),
                 [row for row in self.machines.values() if row.deployment == one],
                 START - 2 * HOUR,
@@ -80,7 +80,7 @@ class Two:
             ),
             workloads=tuple(as_workload(row, placed, None) for row in self.jobs),
         )
-        return restartable(known, machines_to_empty(known, self.questions, START), lambda: Restarts(snapshot))
+        return restartable(known, drain_candidates(known, self.questions, START), lambda: Restarts(snapshot))
 
     def noticed(self) -> frozenset[str]:
         """Return the machines whose jobs get their notices."""
