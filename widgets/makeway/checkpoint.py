@@ -65,7 +65,7 @@ SAVED_AND_LEFT = 75
 """The exit code of a process that saved because of a notice, and ended."""
 KEEP = 2
 """The default number of checkpoints that `saving` and `loop` keep."""
-_COMPLETE = re.compile(r"step-(\d+)(?:-r(\d+))?")
+_CHECKPOINT_NAME = re.compile(r"step-(\d+)(?:-r(\d+))?")
 
 dir: Path
 """The folder of the checkpoints, the same for all attempts of a job. Outside of a job `saving` creates it."""
@@ -94,15 +94,15 @@ class _Signals:
 
     def __init__(self) -> None:
         self.at: float | None = None
-        self.home = os.getpid()
+        self.main_pid = os.getpid()
         self._before: dict[int, Any] = {}
-        self._spared = False
+        self._ignored_one = False
 
     def install(self) -> None:
         """Install the handler once, in a job only (not in a notebook) and in the main thread only."""
         if self._before or not _on_cluster() or threading.current_thread() is not threading.main_thread():
             return
-        self.home = os.getpid()
+        self.main_pid = os.getpid()
         _parts.registration.watch_forks()
         for name in {"SIGTERM", os.environ.get("MAKEWAY_SIGNAL", "SIGTERM")}:
             number = getattr(signal, name, signal.SIGTERM)
@@ -118,21 +118,21 @@ class _Signals:
                 signal.signal(number, signal.SIG_IGN)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self.home:
-            self._in_a_worker(number)
+        if os.getpid() != self.main_pid:
+            self._handle_in_fork(number)
             return
         self.at = self.at or time.time()
         before = self._before.get(number)
         if callable(before) and before is not signal.default_int_handler:  # which would break off the step
             before(number, frame)
 
-    def _in_a_worker(self, number: int) -> None:
+    def _handle_in_fork(self, number: int) -> None:
         """Ignore the notice in a forked worker, whose batches the main process still needs; another signal ends it."""
         for ours in self._before:
             signal.signal(ours, signal.SIG_DFL)  # the next one ends it, whatever it waits for
-        if self._spared or not _parts.registration.is_notice():
+        if self._ignored_one or not _parts.registration.is_notice():
             os.kill(os.getpid(), number)
-        self._spared = True
+        self._ignored_one = True
 
 
 class _StopInSave(SystemExit):
@@ -210,7 +210,7 @@ def latest(name: str = "") -> Path | None:
 
 def step_of(checkpoint: Path | None) -> int:
     """Return the number of steps done at a checkpoint, which is where to resume; 0 for None."""
-    match = _COMPLETE.fullmatch(checkpoint.name) if checkpoint is not None else None
+    match = _CHECKPOINT_NAME.fullmatch(checkpoint.name) if checkpoint is not None else None
     return int(match[1]) if match else 0
 
 
@@ -389,7 +389,7 @@ class _Parts:
     def acknowledged(self) -> None:
         self.registration.note(".acknowledged")
         if _rank_and_size()[1] > 1:
-            self.registration.wait_for_siblings(_patience)
+            self.registration.wait_for_siblings(_rank_deadline)
 
     @property
     def progress(self) -> Progress:
@@ -405,7 +405,7 @@ class _Parts:
         if self._ranks is None:
             from makeway.checkpointing.ranks import RankGroup
 
-            self._ranks = RankGroup(lambda: _directory() / ".ranks", _patience)
+            self._ranks = RankGroup(lambda: _directory() / ".ranks", _rank_deadline)
         return self._ranks
 
     def requested(self) -> bool:
@@ -458,7 +458,7 @@ class _Parts:
 _parts = _Parts()
 
 
-def _patience() -> float | None:
+def _rank_deadline() -> float | None:
     """Return until when a rank waits for others: half of the grace period, in Unix seconds; None without a notice."""
     received = notice()
     return None if received is None else (received.at + received.deadline) / 2

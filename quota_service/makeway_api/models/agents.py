@@ -58,7 +58,7 @@ class InitExit(Wire):
 
 
 class AgentWorker(Wire):
-    """One worker that an agent has started: it is named until its end is seen and it is not wanted any more."""
+    """One worker that an agent has started: reported until its end is known and no order is for it any more."""
 
     job: Name
     attempt: int = Field(ge=1, le=1_000_000)
@@ -98,7 +98,7 @@ class AgentReceipt(Wire):
 
 
 class WorkerOrder(Wire):
-    """A worker that is to run on a machine; what it runs is told to its launcher alone."""
+    """A worker that is to run on a machine; only its launcher gets what it runs."""
 
     job: str
     attempt: int

@@ -17,7 +17,7 @@ DIGITS = re.compile(r"\d+")
 
 
 class OrderRetries:
-    """When each attempt that was refused is tried again; another process begins anew."""
+    """The time of the next try of each attempt that was refused; not kept over a restart."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
