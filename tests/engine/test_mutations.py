@@ -241,8 +241,8 @@ EDITS = (
     ),
     Edit(
         "rules/victims/preemptor.py",
-        "        -started,\n",
-        "        started,\n",
+        "        -(cluster.now if started is None else started),\n",
+        "        cluster.now if started is None else started,\n",
         "who started last leaves first",
     ),
     Edit(

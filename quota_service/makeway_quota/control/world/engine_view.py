@@ -48,7 +48,7 @@ class EngineChanges:
 
 @dataclass(slots=True)
 class Unread:
-    """What changed since the last read of one reader; nothing is known before the first."""
+    """What changed since the last read of one reader; `known`: whether it has read before."""
 
     known: bool = False
     workloads: set[str] = field(default_factory=set)
@@ -74,10 +74,10 @@ class EngineView:
         self._backoff = backoff or StartBackoff()
         self._people = people
         self.held: set[str] = set()
-        """Pending workloads that are not shown, because their owners are in their teams no more."""
+        """Pending workloads that are not shown, because their owners are no longer in their teams."""
         self._durable_checkpoints = durable_checkpoints
         self.quarantine = Quarantine()
-        """that of the loop, for the view that it plans with"""
+        """The loop's quarantine, for the view that it plans with"""
         self._quarantined: set[str] = set()
         """Pending workloads that are not shown, because a plan that starts them cannot be carried out."""
         self.stale: set[str] = set()
@@ -110,7 +110,7 @@ class EngineView:
         )
 
     def reset_readers(self, except_for: str) -> None:
-        """Have every reader except one read everything again with its next call."""
+        """Make every reader except one read everything again with its next call."""
         self._unread = {reader: unread for reader, unread in self._unread.items() if reader == except_for}
 
     def _note(self, *, workload: str | None = None, node: str | None = None) -> None:
@@ -132,7 +132,9 @@ class EngineView:
         placed_on: PlacedOn | None = None,
     ) -> None:
         """Convert stale rows and hosts, and work beyond its expected run time; everything after a new document."""
-        if now < self._shown_at - CLOCKS_DIFFER:  # the clock was set back: the times in `_ends` may come too late
+        if (
+            now < self._shown_at - CLOCKS_DIFFER
+        ):  # the clock was set back: the times in `_ends` may come too late
             self.stale |= self._end_of.keys()
         if now < self._shown_at:
             future = (w.id for w in self._workloads.values() if w.started_at is not None and w.started_at > now)
@@ -156,11 +158,11 @@ class EngineView:
             if pools != self._hosts.get(host, ()):
                 is_divided = max(len(pools), len(self._hosts.get(host, ()))) > 1
                 self.stale.update(row.id for row in placed_on(host) if is_divided)
-        failed_ids = {id for id in self.stale if not self._shows_row(id, rows.get(id), assignment, document, now)}
-        failed_hosts = {name for name in self.stale_hosts if not self._shows_host(name, assignment, placed_on)}
+        failed_ids = {id for id in self.stale if not self._try_row(id, rows.get(id), assignment, document, now)}
+        failed_hosts = {name for name in self.stale_hosts if not self._try_host(name, assignment, placed_on)}
         self.stale, self.stale_hosts = failed_ids, failed_hosts
 
-    def _shows_row(
+    def _try_row(
         self, id: str, row: Workload | None, assignment: PoolAssignment, document: Document, now: float
     ) -> bool:
         """Show one row; False where that fails: it is tried again, and only what it holds is shown meanwhile."""
@@ -184,7 +186,7 @@ class EngineView:
         if self._workloads.pop(id, None) is not None:
             self._note(workload=id)
 
-    def _shows_host(self, name: str, assignment: PoolAssignment, placed_on: PlacedOn) -> bool:
+    def _try_host(self, name: str, assignment: PoolAssignment, placed_on: PlacedOn) -> bool:
         """Show one host; False where that fails: it stays as it was shown last, and is tried again."""
         with self.quarantine.guard(SHOWING, "node", name):
             self._show_host(name, assignment, placed_on)
@@ -203,7 +205,7 @@ class EngineView:
             host_names += [place.node for place in (row.placement if row else ())]
             self.stale_hosts.update(assignment.divided.intersection(host_names))
         until = backoff_until(row, now) if row is not None else None
-        held = row is not None and self._holds(row, document)
+        held = row is not None and self._is_excluded(row, document)
         quarantined = row is not None and row.state == "pending" and id in self._quarantined
         (self.held.add if held else self.held.discard)(id)
         if row is None or row.team is None or until is not None or held or quarantined:
@@ -231,7 +233,7 @@ class EngineView:
             self._workloads[id] = shown
             self._note(workload=id)
 
-    def _holds(self, row: Workload, document: Document) -> bool:
+    def _is_excluded(self, row: Workload, document: Document) -> bool:
         return row.state == "pending" and self._people is not None and self._people.excludes(row, document)
 
     def _expect(self, shown: EngineWorkload, waits_until: float | None) -> None:

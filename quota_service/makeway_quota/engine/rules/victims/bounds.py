@@ -24,7 +24,7 @@ _MAX_ENTRIES = 64
 _MAX_SHARES = 4
 """The number of different shares of the teams for which the keys of the nodes are kept."""
 
-Plain = tuple[int, int, int, float, float, float, str]
+OrderWithoutShare = tuple[int, int, int, float, float, float, str]
 """The order of a candidate without its team's share, which moves all candidates of the team alike; kind first."""
 _STAYS, _SHRINKS, _FRESH = range(3)
 
@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
     what has not run yet loses nothing."""
 
     team: Team
-    order: Plain
+    order: OrderWithoutShare
     amount: int
     soft: int
 
@@ -75,7 +75,7 @@ class NodeBound(NamedTuple):
         if 0 in [c.amount for c in candidates]:
             return True, gpus, 0, [], 0, [], []
         orders = [(c.order[0], c.order[1], -shares[c.team], *c.order[2:]) for c in candidates]
-        orders = _first(orders, self.min_victims)
+        orders = _smallest(orders, self.min_victims)
         return True, gpus, 0, [order[:4] for order in orders], len(orders), orders, []
 
 
@@ -100,8 +100,8 @@ class VictimBounds:
 
     def keys(self, shares: Mapping[Team, int], positions: Iterable[int]) -> Iterator[tuple[Key, int]]:
         """Iterate over the bounds of the nodes at these positions, without those that have too few candidates."""
-        asked = tuple(shares.items())
-        known = self._keys[asked] = self._keys.pop(asked, {})
+        share_items = tuple(shares.items())
+        known = self._keys[share_items] = self._keys.pop(share_items, {})
         if len(self._keys) > _MAX_SHARES:
             del self._keys[next(iter(self._keys))]
         for position in positions:
@@ -140,34 +140,36 @@ class VictimBounds:
         beside = self._beside(node) if node.host_peers else ()
         allocations = [a for a in self.cluster.evictable_on(node) if not a.workload.non_preemptible]
         missing = self.need.whole_devices - node.whole_free_later
-        fewest = _fewest(node, allocations, missing)
-        if not (allocations or beside) or (missing > 0 and fewest > len(allocations)):
+        min_victims = _min_victims_with_devices(node, allocations, missing)
+        if not (allocations or beside) or (missing > 0 and min_victims > len(allocations)):
             return None
         used = sorted([GPU - milli for milli in node.free_later if milli < GPU])[:missing] if missing > 0 else ()
         if node.overfull:
             used = ()  # one worker holds all devices, so that what is in use on them is less than their sum
         candidates = tuple([self._candidate(allocation) for allocation in allocations])
         if beside:
-            return self._with_beside(node, sum(used), max(fewest, self._fewest_on_host(node)), (*candidates, *beside))
+            return self._with_beside(
+                node, sum(used), max(min_victims, self._min_victims_on_host(node)), (*candidates, *beside)
+            )
         team = candidates[0].team
         if team == WITHOUT_GPUS or not isinstance(team, str) or len({c.team for c in candidates}) > 1:
-            return NodeBound(sum(used), fewest, candidates)
-        return NodeBound(sum(used), fewest, candidates, (team, _plain_key(sum(used), fewest, candidates)))
+            return NodeBound(sum(used), min_victims, candidates)
+        return NodeBound(sum(used), min_victims, candidates, (team, _plain_key(sum(used), min_victims, candidates)))
 
     def _with_beside(
-        self, node: NodeState, used: int, fewest: int, candidates: tuple[Candidate, ...]
+        self, node: NodeState, used: int, min_victims: int, candidates: tuple[Candidate, ...]
     ) -> NodeBound | None:
         """Return the bound of a node with candidates on other nodes of its host; None if all of them are too few."""
-        if fewest > len(candidates):
+        if min_victims > len(candidates):
             return None
-        bound = NodeBound(used, fewest, candidates, None, True)
+        bound = NodeBound(used, min_victims, candidates, None, True)
         teams = {c.team for c in candidates}
         (team,) = teams if len(teams) == 1 else (SEVERAL_POOLS,)
         if team == SEVERAL_POOLS or not isinstance(team, tuple) or team[1] == WITHOUT_GPUS:
             return bound
-        return bound._replace(only=(team, _plain_key(max(used, bound.gpus_of(candidates)), fewest, candidates)))
+        return bound._replace(only=(team, _plain_key(max(used, bound.gpus_of(candidates)), min_victims, candidates)))
 
-    def _fewest_on_host(self, node: NodeState) -> int:
+    def _min_victims_on_host(self, node: NodeState) -> int:
         """Return the least number of workloads on a node's host that hold the CPU, memory and pods that are missing.
 
         More than there are, if all of them hold less than that.
@@ -184,7 +186,9 @@ class VictimBounds:
         cpu = need.cpu - node.cpu_free_later if need.cpu else 0  # an overbooked node has room for work that needs none
         memory = need.memory - node.memory_free_later if need.memory else 0
         missing = cpu, memory, 1 - node.pods_free_later
-        return max(_as_many_as(lacks, [amounts[at] for amounts in held.values()]) for at, lacks in enumerate(missing))
+        return max(
+            _min_count_with_sum(lacks, [amounts[at] for amounts in held.values()]) for at, lacks in enumerate(missing)
+        )
 
     def _beside(self, node: NodeState) -> list[Candidate]:
         """Return the candidates on other nodes of a node's host that hold what it has too little of."""
@@ -206,8 +210,9 @@ class VictimBounds:
         """Return a candidate's record, kept while its allocation is the same."""
         known = self._candidates.get(allocation.workload.id)
         if known is not None:
-            of, workload, parts, fresh, candidate = known
-            if of is allocation and workload is of.workload and parts is of.parts and fresh is of.started_in_plan:
+            of, workload, parts, started_in_plan, candidate = known
+            unchanged = workload is of.workload and parts is of.parts and started_in_plan is of.started_in_plan
+            if of is allocation and unchanged:
                 return candidate
         candidate = self._record(allocation)
         same = allocation, allocation.workload, allocation.parts, allocation.started_in_plan, candidate
@@ -245,35 +250,35 @@ def bounds_of(cluster: Cluster, pool: PoolState, need: Need) -> VictimBounds:
     return bounds
 
 
-def _plain_key(used: int, fewest: int, candidates: Sequence[Candidate]) -> Key:
+def _plain_key(used: int, min_victims: int, candidates: Sequence[Candidate]) -> Key:
     soft = max([c.soft for c in candidates])
     if soft:
         return False, 0 if soft == _FRESH else used, 0, (), 0, (), ()
     gpus = max(used, min([c.amount for c in candidates]))
-    if fewest == 1:
+    if min_victims == 1:
         order = min([c.order for c in candidates])
         return True, gpus, 0, (order[:3],), 1, (order,), ()
-    orders = _first([c.order for c in candidates], fewest)
+    orders = _smallest([c.order for c in candidates], min_victims)
     return True, gpus, 0, tuple([order[:3] for order in orders]), len(orders), tuple(orders), ()
 
 
-def _first(orders: list[Any], many: int) -> list[Any]:
-    """Return so many of these, the smallest ones, in descending order: no set of as many members is before them."""
-    return [min(orders)] if many == 1 else sorted(orders)[:many][::-1]
+def _smallest(orders: list[Any], count: int) -> list[Any]:
+    """Return the smallest orders, so many of them, in descending order: no set of as many members is before them."""
+    return [min(orders)] if count == 1 else sorted(orders)[:count][::-1]
 
 
-def _as_many_as(missing: int, amounts: Iterable[int]) -> int:
+def _min_count_with_sum(missing: int, amounts: Iterable[int]) -> int:
     """Return the least number of these amounts whose sum is what is missing; more than there are if all are less."""
-    many = 0
+    count = 0
     for amount in sorted(amounts, reverse=True):
         if missing <= 0:
             break
         missing -= amount
-        many += 1
-    return many + (missing > 0)
+        count += 1
+    return count + (missing > 0)
 
 
-def _fewest(node: NodeState, allocations: list[Allocation], missing: int) -> int:
+def _min_victims_with_devices(node: NodeState, allocations: list[Allocation], missing: int) -> int:
     """Return the least number of workloads on as many devices as are missing; more than there are if all have fewer."""
     if missing <= 0 or (missing == 1 and any(a.milli_gpus for a in allocations)):
         return 1
@@ -281,8 +286,8 @@ def _fewest(node: NodeState, allocations: list[Allocation], missing: int) -> int
     if missing <= max(sizes, default=0):
         return 1
     sizes.sort(reverse=True)
-    for many, size in enumerate(sizes, 1):
+    for count, size in enumerate(sizes, 1):
         missing -= size
         if missing <= 0:
-            return many
+            return count
     return len(allocations) + 1
