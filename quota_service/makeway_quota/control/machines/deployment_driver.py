@@ -47,12 +47,12 @@ log = logging.getLogger("makeway.machines")
 CALLS_AT_ONCE = 16
 """Launches of one deployment that are made at once, and as many ends; list and check have threads of their own"""
 BOOTS = 100
-"""The newest machines, whose boots say how long the next one takes"""
+"""The newest machines, of whose boots the usual duration is computed"""
 CONSOLE_SECONDS = 10.0
 """Seconds that the console of a machine which does not join may take to be read, before it is ended"""
 NOT_JOINED = frozenset({"spin_up_timeout", "init_failed", "wrong_gpus"})
 """The causes of ends for which people look at the console"""
-CHECK_AGAIN = 300.0
+CHECK_RETRY = 300.0
 """Seconds after which a provider is checked again that found something wrong; without, with the next document"""
 
 Reports = Mapping[str, Sequence[MachineEvent]]
@@ -73,7 +73,7 @@ class DeploymentStatus:
 
 
 class MachineIdentity(NamedTuple):
-    """The source of ids of new machines, and what an instance is told so that it joins as its machine.
+    """The source of ids of new machines, and what an instance gets so that it joins as its machine.
 
     `keep_console` stores what the console of a machine says, by its id.
     """
@@ -121,18 +121,24 @@ class DeploymentDriver:
         self._decision: WaitingDecision | None = None
         self._shared: tuple[Machine, ...] = ()
         """machines of other deployments, as that decision counted them"""
-        self._boots: Mapping[str, float] | None = None
+        self._boot_seconds: Mapping[str, float] | None = None
         self._booting = BootingMachines(deployment)
-        self._newest_boots: Sequence[Machine] = ()
-        """the machines whose boots say how long one takes"""
-        self._booted: frozenset[str] = frozenset()
-        """the machines that were ready when that was found out"""
+        self._sampled_machines: Sequence[Machine] = ()
+        """the machines of whose boots the usual duration is computed"""
+        self._sampled_ready: frozenset[str] = frozenset()
+        """the machines that were ready when it was computed"""
         self._provider, self._store = provider, store
         self._identity, self._clock, self._wake, self._monotonic = identity, clock, wake, monotonic
-        at_once = {"launch": CALLS_AT_ONCE, "terminate": CALLS_AT_ONCE, "list": 1, "check": 1, "console": 4}
+        max_threads = {
+            "launch": CALLS_AT_ONCE,
+            "terminate": CALLS_AT_ONCE,
+            "list": 1,
+            "check": 1,
+            "console": 4,
+        }
         self._threads = {
-            kind: ThreadPoolExecutor(most, thread_name_prefix=f"{kind}-{deployment.name}")
-            for kind, most in at_once.items()
+            kind: ThreadPoolExecutor(workers, thread_name_prefix=f"{kind}-{deployment.name}")
+            for kind, workers in max_threads.items()
         }
         """By kind: launches that hang hold up neither ends nor lists"""
         self._term: _Term | None = None
@@ -168,12 +174,12 @@ class DeploymentDriver:
         return not launching and (self._proved_at - self.deployment.visibility >= self._launched_at)
 
     def replace(self, deployment: Deployment, provider: Provider, *, deleting: bool) -> None:
-        """Go on with a document that was edited."""
+        """Continue with an edited document."""
         self.replace_document(deployment, deleting=deleting)
         self._provider, self._check_due = provider, 0.0
 
     def replace_document(self, deployment: Deployment, *, deleting: bool) -> None:
-        """Go on with a document for which no provider could be made, by that of the document before."""
+        """Continue with a document for which no provider could be made, with the provider of the one before."""
         self.deployment = self._booting.deployment = deployment
         self.deleting = deleting
 
@@ -240,7 +246,7 @@ class DeploymentDriver:
             self._term.reports.update(reports)
 
     async def advance(self, demand: CycleDemand | None, others: Sequence[DeploymentDriver] = ()) -> bool:
-        """Make one step and begin its calls; return whether a cycle would find something else than before.
+        """Make one step and begin its calls; return whether a cycle would decide differently than before.
 
         Machines are in other states then, or pending workloads have other prospects. `others`: of the deployments that
         launch for the same pools.
@@ -250,8 +256,8 @@ class DeploymentDriver:
             return False
         self._list(term)
         reports = dict(term.reports)
-        observed = tuple((machine, one) for machine, told in reports.items() for one in told)
-        seen = StepInput(
+        observed = tuple((machine, one) for machine, events in reports.items() for one in events)
+        step_input = StepInput(
             self._clock(),
             term.listening,
             None,
@@ -259,35 +265,37 @@ class DeploymentDriver:
             observed,
             frozenset(self._in_flight),
             term.clock_step,
-            self._boots or {},
+            self._boot_seconds or {},
             term.moved_at,
         )
-        fresh = None if demand is None or demand.began <= term.changed_at else demand
+        current_demand = None if demand is None or demand.began <= term.changed_at else demand
         beside = tuple(one for one in others if not one.deleting)
-        result = await asyncio.to_thread(self._step, term.number, seen, fresh, self.deployment, self.deleting, beside)
+        result = await asyncio.to_thread(
+            self._step, term.number, step_input, current_demand, self.deployment, self.deleting, beside
+        )
         if not result.committed:
             self._wake()  # a report, an answer or an edit was faster
             return False
-        del term.lists[: len(seen.lists)]
-        for machine, told in reports.items():
-            if term.reports[machine] is told:
+        del term.lists[: len(step_input.lists)]
+        for machine, events in reports.items():
+            if term.reports[machine] is events:
                 del term.reports[machine]
-        self._proved_at = max((one.at for one in seen.lists if one.complete), default=self._proved_at)
-        term.clock_step -= seen.clock_step
+        self._proved_at = max((one.at for one in step_input.lists if one.complete), default=self._proved_at)
+        term.clock_step -= step_input.clock_step
         self._machines, self.decided = result.machines, result.served is not None
         if result.drained_for_move is not None:
-            term.moved_at = seen.now
+            term.moved_at = step_input.now
         self._note(result)
         for call in result.calls:
             self._begin(term, call)
         if result.moved:  # what an earlier cycle knew of them may be wrong: wait for a new one
             term.changed_at = self._monotonic()
-        return await asyncio.to_thread(self._foresee, result) or result.moved
+        return await asyncio.to_thread(self._update_prospects, result) or result.moved
 
     def _step(
         self,
         term: int,
-        seen: StepInput,
+        step_input: StepInput,
         demand: CycleDemand | None,
         deployment: Deployment,
         deleting: bool,
@@ -297,16 +305,16 @@ class DeploymentDriver:
         beside = tuple(one.counted() for one in others) if demand is not None and demand.pending else ()
         rows = self._store.read(deployment.name)  # after the lists were taken
         known = None if demand is None else demand.of(rows.machines, moves=_may_move(deployment, rows, demand))
-        reports = (*seen.reports, *_fenced(rows, known))
-        seen = replace(seen, now=self._clock(), demand=known, reports=reports, others=beside)
+        reports = (*step_input.reports, *_fenced(rows, known))
+        step_input = replace(step_input, now=self._clock(), demand=known, reports=reports, others=beside)
         leader = StepLeader(term, self._identity.new_id, self._clock)
-        return step(self._store, deployment, seen, leader, rows, deleting=deleting)
+        return step(self._store, deployment, step_input, leader, rows, deleting=deleting)
 
-    def _foresee(self, result: StepResult) -> bool:
-        """Note what pending workloads can expect; return whether that is news."""
-        if self._boots is None or result.moved:
-            self._boots = self._booting.usual = self._usual_boots(result.machines)
-        ended = () if self._booting.learned else self._newest_boots
+    def _update_prospects(self, result: StepResult) -> bool:
+        """Update the prospects of pending workloads; return whether they have changed."""
+        if self._boot_seconds is None or result.moved:
+            self._boot_seconds = self._booting.usual = self._measured_boot_seconds(result.machines)
+        ended = () if self._booting.learned else self._sampled_machines
         self._booting.learn((*ended, *result.machines), self._clock())
         if result.served is not None:
             self._decision = WaitingDecision(result.served, result.unserved, result.refusals)
@@ -314,29 +322,31 @@ class DeploymentDriver:
         if self._decision is None:
             return False
         before, decided = self.prospects, (self.deployment, result.machines, self._decision, result.money)
-        self.prospects = prospects(*decided, self._boots, self._clock(), deleting=self.deleting, shared=self._shared)
+        self.prospects = prospects(
+            *decided, self._boot_seconds, self._clock(), deleting=self.deleting, shared=self._shared
+        )
         return not same_prospects(before, self.prospects)
 
     def counted(self) -> OtherDeployment:
         """Return the machines as they are committed now, for the step of another deployment. Runs in a thread."""
-        return OtherDeployment(self.deployment, self._store.peek(self.deployment.name), self._boots or {})
+        return OtherDeployment(self.deployment, self._store.peek(self.deployment.name), self._boot_seconds or {})
 
-    def _usual_boots(self, machines: Sequence[Machine]) -> Mapping[str, float]:
+    def _measured_boot_seconds(self, machines: Sequence[Machine]) -> Mapping[str, float]:
         """Return how long a boot takes, by type: of boots that are stored, read once, and of those that ended since."""
-        newest = self._newest_boots
-        if self._boots is None:
+        newest = self._sampled_machines
+        if self._boot_seconds is None:
             newest = self._store.machines(self.deployment.name, limit=BOOTS)
-        ended = [one for one in machines if one.ready_at is not None and one.id not in self._booted]
-        if self._boots is not None and not ended:
-            return self._boots
-        self._booted = frozenset(one.id for one in machines if one.ready_at is not None)
+        ended = [one for one in machines if one.ready_at is not None and one.id not in self._sampled_ready]
+        if self._boot_seconds is not None and not ended:
+            return self._boot_seconds
+        self._sampled_ready = frozenset(one.id for one in machines if one.ready_at is not None)
         every = {one.id: one for one in (*newest, *ended)}
-        self._newest_boots = nlargest(BOOTS, every.values(), key=lambda one: one.requested_at)
-        took: dict[str, list[float]] = {}
-        for machine in self._newest_boots:
+        self._sampled_machines = nlargest(BOOTS, every.values(), key=lambda one: one.requested_at)
+        durations: dict[str, list[float]] = {}
+        for machine in self._sampled_machines:
             if machine.ready_at is not None:
-                took.setdefault(machine.type, []).append(machine.ready_at - machine.requested_at)
-        return p90_boot_seconds(took)
+                durations.setdefault(machine.type, []).append(machine.ready_at - machine.requested_at)
+        return p90_boot_seconds(durations)
 
     def _note(self, result: StepResult) -> None:
         self.status = DeploymentStatus(
@@ -356,18 +366,18 @@ class DeploymentDriver:
         if self._listing or self._monotonic() < self._list_due:
             return
         self._listing = True
-        self._spawn(self._listed(term))
+        self._spawn(self._list_instances(term))
 
-    async def _listed(self, term: _Term) -> None:
+    async def _list_instances(self, term: _Term) -> None:
         try:
             result = await self._in_thread("list", lambda: self._provider.list(self.deployment.name, self._clock()))
             term.lists.append(result)
             self._booting.take_list(result)
             self._listed_at, self._problem = result.at, ""
         except ProviderError as error:
-            self._complain(str(error) or type(error).__name__)
+            self._set_problem(str(error) or type(error).__name__)
         except Exception as error:
-            self._complain(f"{type(error).__name__}: {error}")
+            self._set_problem(f"{type(error).__name__}: {error}")
             log.exception("The instances of %s cannot be listed", self.deployment.name)
         finally:
             self._listing = False
@@ -390,12 +400,12 @@ class DeploymentDriver:
         if provider is not self._provider:
             return  # that of an earlier document
         if problem:
-            self._check_due = self._monotonic() + CHECK_AGAIN
+            self._check_due = self._monotonic() + CHECK_RETRY
             if problem != self._check_problem:
                 log.warning("The provider of %s refuses a part of its document: %s", self.deployment.name, problem)
         self._check_problem = problem
 
-    def _complain(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         if problem != self._problem:
             log.warning("The provider of %s cannot be asked: %s", self.deployment.name, problem)
         self._problem = problem
@@ -412,7 +422,7 @@ class DeploymentDriver:
         try:
             await self._read_console(call)
             join = None if call.machine is None else self._identity.join(call.machine.id)
-            result = await self._in_thread(call.kind, partial(self._make, term, call, began, join))
+            result = await self._in_thread(call.kind, partial(self._make_call, term, call, began, join))
             if result is None:
                 return
         except Exception:
@@ -422,7 +432,7 @@ class DeploymentDriver:
             del self._in_flight[target]
             if call.kind == "launch":
                 self._launched_at = self._clock()
-        await self._answered(term, call, began, result)
+        await self._commit_answer(term, call, began, result)
         self._wake()
 
     async def _read_console(self, call: ProviderCall) -> None:
@@ -441,7 +451,7 @@ class DeploymentDriver:
         except Exception as error:  # the end matters more
             log.warning("The console of %s cannot be read: %s", instance, str(error) or type(error).__name__)
 
-    def _make(
+    def _make_call(
         self, term: _Term, call: ProviderCall, began: float, join: JoinData | None
     ) -> Instance | bool | ProviderError | None:
         """Make a call in its thread, and return its answer; None where it waited so long that it is not made any more.
@@ -451,7 +461,7 @@ class DeploymentDriver:
         late = call.kind == "launch" and not 0 <= self._clock() - began < self.deployment.request_timeout
         return None if late or self._term is not term else call.make(self._provider, join)
 
-    async def _answered(
+    async def _commit_answer(
         self, term: _Term, call: ProviderCall, began: float, result: Instance | bool | ProviderError
     ) -> None:
         """Commit an answer; one that cannot be committed is found again in the next list."""

@@ -132,9 +132,7 @@ class EngineView:
         placed_on: PlacedOn | None = None,
     ) -> None:
         """Convert stale rows and hosts, and work beyond its expected run time; everything after a new document."""
-        if (
-            now < self._shown_at - CLOCKS_DIFFER
-        ):  # the clock was set back: the times in `_ends` may come too late
+        if now < self._shown_at - CLOCKS_DIFFER:  # the clock was set back: the times in `_ends` may come too late
             self.stale |= self._end_of.keys()
         if now < self._shown_at:
             future = (w.id for w in self._workloads.values() if w.started_at is not None and w.started_at > now)
