@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from makeway.blocks import Chip, Table, bundle
 from makeway_quota.web.pages.render import sentence
 from playwright.async_api import Page, expect
 from web.portal import EVIL, PREFIX, Portal
@@ -86,3 +87,16 @@ async def test_fifty_deployments_and_two_hundred_machines_fit_a_wide_and_a_narro
               return [];
             })"""
             assert await page.evaluate(broken) == []
+
+
+@pytest.mark.browser
+async def test_a_long_name_does_not_push_why_a_job_waits_out_of_a_notebook(page: Page) -> None:
+    name = "x" * 60
+    rows = [("j-1", name, Chip("waiting"), "1", f"“{name}” waits for a machine.")]
+    output = bundle([Table(("ID", "Name", "State", "GPUs", "Why"), rows, frozenset({3}))])["text/html"]
+    await page.set_content(f'<div id="cell" style="width:700px">{output}</div>')
+    wide = "document.querySelector('#cell > *').scrollWidth"
+    assert await page.evaluate(wide) <= 700
+    state = await page.get_by_text("waiting", exact=True).bounding_box()
+    assert state is not None
+    assert state["height"] < 30, "a short word stays whole"

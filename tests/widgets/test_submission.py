@@ -146,6 +146,13 @@ def test_every_option_is_explained() -> None:
 
 
 @pytest.mark.usefixtures("folder")
+def test_the_service_picks_the_team_in_a_notebook_that_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAKEWAY_TEAM", "")
+    assert Submission(source="x").request().team is None
+    assert Submission(source="x", team="rnd").request().team == "rnd"
+
+
+@pytest.mark.usefixtures("folder")
 def test_a_submission_carries_files_variables_and_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAKEWAY_TEAM", "rnd")
     monkeypatch.setenv("JPY_SESSION_NAME", "/home/ana/mnist.ipynb")

@@ -34,7 +34,7 @@ _ROOT = (
 _CHIP = "display:inline-block;border:1px solid;border-radius:9px;padding:0 8px;font-size:.92em;white-space:nowrap"
 _BANNER = "border-left:4px solid {};background:rgba(128,128,128,.12);padding:6px 10px;margin:4px 0"
 _TABLE = "border-collapse:collapse;margin:4px 0;table-layout:auto;width:auto;font-size:inherit"
-_CELL = "text-align:left"
+_CELL = "text-align:left;overflow-wrap:anywhere"
 _NUMBER = "text-align:right;white-space:nowrap"
 _OVERRIDES = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Characters that turn the direction of the text around them"""

@@ -98,7 +98,7 @@ class Submission:
             "source": self.source,
             "max_failures": self.retries,
         }
-        team = self.team or os.environ.get("MAKEWAY_TEAM")
+        team = self.team or os.environ.get("MAKEWAY_TEAM") or None  # "" in a notebook without a GPU
         optional = {"team": team, "profile": self.profile, "image": self.image, "workers": self.workers}
         if self.image is None:
             optional["server"] = os.environ.get("JUPYTERHUB_SERVER_NAME")
