@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2
 import pytest
+from autoscale.test_deployment_document import AWS_DOCUMENT, GCP_DOCUMENT
 from makeway import cli, connection
+from makeway_quota.autoscale.document import read_deployment, schema
 from playwright.async_api import Page, expect
 from web.portal import PREFIX, Portal
 from web.test_browser import page, url
@@ -33,6 +37,11 @@ async def send(browser: httpx2.AsyncClient, page: str, status: int) -> str:
     return check(await browser.post(FORM, data=sent), status)
 
 
+def changes(page: str) -> str:
+    """What the page says of what a document changes."""
+    return words(page.partition('id="h-check"')[2].partition("</section>")[0])
+
+
 @pytest.mark.covers("F58")
 @pytest.mark.parametrize(
     "text",
@@ -49,9 +58,28 @@ async def test_an_exported_document_is_that_of_the_command_byte_for_byte_and_imp
     assert file.content == text.encode()
     assert file.headers["content-disposition"] == 'attachment; filename="cloud.yaml"'
     again = await imported(browser, file.content)
-    changes = again.partition('id="h-check"')[2].partition("</section>")[0]
-    assert "Nothing." in words(changes), words(changes)
+    assert "Nothing." in changes(again)
     assert fields(again)["version"] == "1"
+
+
+@pytest.mark.covers("F58")
+async def test_every_field_of_the_schema_goes_from_the_form_to_the_file_and_back(web: Portal) -> None:
+    browser, filled = await web.browser("root"), set[str]()
+    for text in (WHOLE.format(evil="x"), AWS_DOCUMENT, GCP_DOCUMENT.replace("name: cloud", "name: google")):
+        before = read_deployment(text)
+        await saved(web, text)
+        sent = fields(check(await browser.get(f"{FORM}?name={before.name}")))
+        filled |= {re.sub(r"\.\d+", "", key) for key, value in sent.items() if key.startswith("f.") and value}
+        asks = check(await browser.post(FORM, data=sent | {"f.title": "Typed", "action": "save"}))
+        await send(browser, asks, 200)
+        file = (await browser.get(f"{PREFIX}deployments/{before.name}/document")).content
+        assert read_deployment(file.decode()) == replace(before, title="Typed")
+        assert "Nothing." in words(
+            (await imported(browser, file)).partition('id="h-check"')[2].partition("</section>")[0]
+        )
+    tables = {"document": "f.", "machine_types": "f.machine_types.", "schedule": "f.machine_types.schedule."}
+    known = {f"{tables[table]}{key}" for table, lines in schema().items() if table in tables for key, _, _ in lines}
+    assert filled == known - {"f.version", "f.machine_types", "f.machine_types.schedule"}
 
 
 @pytest.mark.covers("F58")
