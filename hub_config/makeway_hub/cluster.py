@@ -69,8 +69,8 @@ def configure_cluster(c: Any, settings: ClusterSettings) -> None:
     merge_pages(c, panel)
     merge_server_scopes(c)
     if names:
-        inside = urlsplit(settings.notebook_url).hostname  # by which notebooks reach it through the proxy
-        paths = (f"{names.name}{base}{SERVICE_PATH}/api/", f"{inside}{base}{SERVICE_PATH}/")
+        internal_host = urlsplit(settings.notebook_url).hostname  # by which notebooks reach it through the proxy
+        paths = (f"{names.name}{base}{SERVICE_PATH}/api/", f"{internal_host}{base}{SERVICE_PATH}/")
         set_subdomains(c, names, dict.fromkeys(paths, settings.service_url))
     _spawner(c, settings, tokens[SPAWNER], base, panel)
 
@@ -109,19 +109,19 @@ def _internal_hosts(c: Any, settings: ClusterSettings) -> list[str]:
         str(value(c.JupyterHub, "hub_connect_url", "")),
         str(value(c.ConfigurableHTTPProxy, "api_url", "")),
     ]
-    named = [urlsplit(url).hostname or "" for url in urls]
-    return [*named, os.environ.get("KUBERNETES_SERVICE_HOST", ""), "kubernetes.default.svc", ".svc", ".cluster.local"]
+    hosts = [urlsplit(url).hostname or "" for url in urls]
+    return [*hosts, os.environ.get("KUBERNETES_SERVICE_HOST", ""), "kubernetes.default.svc", ".svc", ".cluster.local"]
 
 
 def _services(c: Any, settings: ClusterSettings) -> dict[str, str]:
     """Complete the entries of the two services and return their tokens by name; other services stay."""
     services = [dict(one) for one in value(c.JupyterHub, "services", [])]
-    wanted: dict[str, dict[str, Any]] = {
+    entries: dict[str, dict[str, Any]] = {
         SERVICE: service_fields(settings.service_url),
         SPAWNER: {"display": False},
     }
     tokens = {}
-    for name, fields in wanted.items():
+    for name, fields in entries.items():
         entry = next((one for one in services if one.get("name") == name), None)
         if entry is None or not entry.get("api_token"):
             raise ValueError(

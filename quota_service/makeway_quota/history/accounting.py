@@ -15,7 +15,7 @@ from ..engine.snapshot import ADMITTED, TeamQuota
 from ..engine.weights import decayed
 from ..store.records import Workload
 
-STEP = 100
+HISTORY_STEP = 100
 """Milli-GPUs that a history changes by before the engine sees it: every change costs the engine work."""
 
 WRITE_EVERY = 1.0
@@ -108,9 +108,9 @@ class Accounting:
     def advance(self) -> None:
         """Carry the histories forward to now."""
         now = self.clock()
-        passed, self._at = max(0.0, now - self._at), now
+        elapsed, self._at = max(0.0, now - self._at), now
         if self.on:
-            self._carry(passed)
+            self._carry(elapsed)
 
     def _carry(self, seconds: float) -> None:
         over = self.over()
@@ -126,7 +126,7 @@ class Accounting:
 
     def history(self, name: str) -> int:
         """Return the history of one policy, in whole steps."""
-        return round(self._history.get(name, 0.0) / STEP) * STEP
+        return round(self._history.get(name, 0.0) / HISTORY_STEP) * HISTORY_STEP
 
     def policies(self) -> tuple[TeamQuota, ...]:
         """Return the policies with their histories; the same object as before while these are the same."""
@@ -159,12 +159,12 @@ class Accounting:
 
 def over_quota(account: Account, pools: Iterable[str]) -> int:
     """Return what a policy uses beyond its reservations; pools under the same reservation count as one."""
-    under: dict[tuple[LineState, ...], list[str]] = {}
+    pools_of_lines: dict[tuple[LineState, ...], list[str]] = {}
     for pool in pools:
         guarantor = account.guarantor(pool)
-        under.setdefault(guarantor.reserving(pool) if guarantor else (), []).append(pool)
+        pools_of_lines.setdefault(guarantor.reserving(pool) if guarantor else (), []).append(pool)
     total = 0
-    for lines, members in under.items():
+    for lines, members in pools_of_lines.items():
         used = sum(account.used_in_pool.get(pool, 0) for pool in members)
         total += min(used, lines[0].account.over_quota_use(members[0])) if lines else used
     return total

@@ -18,7 +18,7 @@ MIN_DAYS = 3
 """Days without which there is no trend"""
 MAX_DAYS = 1000
 """Days beyond which nothing is said to become full"""
-TRENDS = 20
+MAX_TRENDS = 20
 """Teams, and people, that are named: those that grew the most in a week"""
 
 Days = Mapping[int, int]
@@ -40,14 +40,14 @@ class GrowthService:
         result: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
         for entry in context.store.growth.days(context.clock()):
             result[entry.scope, entry.name][entry.day] = entry.bytes
-        whole = result.get((ALL, ""), {})
-        if not whole:
+        totals = result.get((ALL, ""), {})
+        if not totals:
             return StorageGrowth()
-        first, last = min(whole), max(whole)
+        first, last = min(totals), max(totals)
         limits = {TEAM: settings.max_kept_team_bytes, PERSON: settings.max_kept_person_bytes}
 
         def trend(scope: str, name: str, days: Days) -> StorageTrend:
-            known = {day: days.get(day, 0) for day in whole}  # a day without it: it kept nothing, or little
+            known = {day: days.get(day, 0) for day in totals}  # a day without it: it kept nothing, or little
             now = known[last]
             return StorageTrend(
                 name=name,
@@ -59,43 +59,43 @@ class GrowthService:
                 full_in_days=full_in(known, limits[scope] - now) if limits.get(scope) else None,
             )
 
-        made = {
+        trends = {
             scope: sorted(
                 (trend(scope, name, days) for (of, name), days in result.items() if of == scope),
                 key=lambda item: (-(item.week if item.week is not None else item.day or 0), -item.bytes, item.name),
-            )[:TRENDS]
+            )[:MAX_TRENDS]
             for scope in (TEAM, PERSON)
         }
-        room = result.get((FREE, ""), {})
-        remaining = {day: -free for day, free in room.items()}
+        free_by_day = result.get((FREE, ""), {})
+        remaining = {day: -free for day, free in free_by_day.items()}
         maximum = settings.max_kept_bytes
         return StorageGrowth(
             first_day=first,
-            days=[whole.get(day) for day in range(first, last + 1)],
-            all=trend(ALL, "", whole),
+            days=[totals.get(day) for day in range(first, last + 1)],
+            all=trend(ALL, "", totals),
             limit=maximum or None,
-            quota_full_in_days=full_in(whole, maximum - whole[last]) if maximum else None,
-            disk_full_in_days=full_in(remaining, room[max(room)]) if room else None,
-            teams=made[TEAM],
-            people=made[PERSON],
+            quota_full_in_days=full_in(totals, maximum - totals[last]) if maximum else None,
+            disk_full_in_days=full_in(remaining, free_by_day[max(free_by_day)]) if free_by_day else None,
+            teams=trends[TEAM],
+            people=trends[PERSON],
         )
 
 
-def full_in(days: Days, room: int) -> int | None:
-    """Return the days until `room` more bytes are used, by the trend of the last days; None if it does not look so.
+def full_in(days: Days, free_bytes: int) -> int | None:
+    """Return the days until `free_bytes` more are used, by the trend of the last days; None if it does not look so.
 
     0: it is full. The trend is that of a straight line through the days of TREND_DAYS.
     """
-    if room <= 0:
+    if free_bytes <= 0:
         return 0
     last = max(days)
     counted = sorted(day for day in days if day > last - TREND_DAYS)
     if len(counted) < MIN_DAYS:
         return None
     slope = linear_regression(counted, [days[day] for day in counted]).slope
-    if slope <= 0 or room / slope > MAX_DAYS:
+    if slope <= 0 or free_bytes / slope > MAX_DAYS:
         return None
-    return math.ceil(room / slope)
+    return math.ceil(free_bytes / slope)
 
 
 def _since(days: Days, day: int) -> int | None:

@@ -41,8 +41,8 @@ from .rows import machine, readable, repaired, row_of
 from .rows import machines as machines_of
 
 M = machines.c
-KNOWN = KeyLookup(M.id, M.id, M.deployment, M.version, M.state, M.reason)
-IDS = KeyLookup(M.id, M.id)
+CURRENT_STATES = KeyLookup(M.id, M.id, M.deployment, M.version, M.state, M.reason)
+EXISTING_IDS = KeyLookup(M.id, M.id)
 ADD_MACHINES = BulkStatement(insert(machines))
 ADD_REQUESTS = BulkStatement(insert(machine_requests))
 SET_MACHINES = BulkStatement(update(machines).where(M.id == bindparam("one")))
@@ -79,11 +79,11 @@ class StoredMachines:
         backoffs = select(launch_backoffs).where(launch_backoffs.c.deployment == name)
         with self._database.read() as connection:
             result = tuple(self._live.read(connection, name, damaged))
-            held = [_backoff(row) for row in connection.execute(backoffs.order_by(*launch_backoffs.primary_key))]
-            closed = _closed(connection, name)
+            parsed = [_backoff(row) for row in connection.execute(backoffs.order_by(*launch_backoffs.primary_key))]
+            closed = _closed_spend(connection, name)
             first_seen = _first_seen(connection, name)
         self._damaged[deployment] = damaged
-        return MachineRows(result, tuple(backoff for backoff in held if backoff is not None), closed, first_seen)
+        return MachineRows(result, tuple(backoff for backoff in parsed if backoff is not None), closed, first_seen)
 
     def commit(self, deployment: str, term: int, changes: MachineChanges) -> bool:
         """Write all changes or none; False if the term is over, or a row or the document has changed meanwhile."""
@@ -91,15 +91,15 @@ class StoredMachines:
             with self._database.write(durable=True) as connection:
                 writes.require_term(connection, term)
                 name = str(clean(deployment))
-                before = _before(connection, name, changes)
-                if before is not None:
-                    self._write(connection, name, changes, before)
-                return before is not None
+                states_before = _states_before(connection, name, changes)
+                if states_before is not None:
+                    self._write(connection, name, changes, states_before)
+                return states_before is not None
         except LeadershipLost:
             return False
 
     def _write(
-        self, connection: Connection, deployment: str, changes: MachineChanges, before: Mapping[str, Any]
+        self, connection: Connection, deployment: str, changes: MachineChanges, states_before: Mapping[str, Any]
     ) -> None:
         new = [replace(machine, version=machine.version + 1) for machine in changes.launched]
         changed = [replace(machine, version=machine.version + 1) for machine in changes.changed]
@@ -114,7 +114,7 @@ class StoredMachines:
         _replace_first_seen(connection, deployment, changes.first_seen)
         _add_spend(connection, deployment, changes.spent)
         now = self._clock()
-        events = changed_events((*new, *changed), before, now)
+        events = changed_events((*new, *changed), states_before, now)
         add_events(connection, events)
         if events:
             named = [event["machine"] for event in events[:MAX_NAMED]]
@@ -164,7 +164,7 @@ class StoredMachines:
     def spend(self, deployment: str) -> dict[str, int]:
         """Return what the machines of a deployment that are over have cost, by month, in millionths."""
         with self._database.read() as connection:
-            return _closed(connection, clean(deployment))
+            return _closed_spend(connection, clean(deployment))
 
     def backoffs(self, deployment: str) -> list[LaunchBackoff]:
         """Return what holds back launches of a deployment, or did."""
@@ -180,7 +180,9 @@ def machine_of(connection: Connection, id: str) -> Machine | None:
     return None if row is None else machine(row)
 
 
-def _before(connection: Connection, deployment: str, changes: MachineChanges) -> dict[str, tuple[str, str]] | None:
+def _states_before(
+    connection: Connection, deployment: str, changes: MachineChanges
+) -> dict[str, tuple[str, str]] | None:
     """Return state and reason of each changed machine before, by id; None where something was changed meanwhile."""
     query = select(deployments.c.version, deployments.c.deleting).where(
         deployments.c.name == deployment, deployments.c.deleted_at.is_(None)
@@ -190,9 +192,9 @@ def _before(connection: Connection, deployment: str, changes: MachineChanges) ->
     revision = revision if type(revision) is int else 0
     if changes.revision not in (None, revision) or (changes.launched and deleting):
         return None
-    if any(True for _ in IDS.run(connection, [one.id for one in changes.launched])):
+    if any(True for _ in EXISTING_IDS.run(connection, [one.id for one in changes.launched])):
         return None
-    known = {row[0]: row[1:] for row in KNOWN.run(connection, [one.id for one in changes.changed])}
+    known = {row[0]: row[1:] for row in CURRENT_STATES.run(connection, [one.id for one in changes.changed])}
     result = {}
     for one in changes.changed:
         owner, version, state, reason = known.get(one.id, (None, None, "", ""))
@@ -237,7 +239,7 @@ def _replace_first_seen(connection: Connection, deployment: str, first_seen: Map
         )
 
 
-def _closed(connection: Connection, name: object) -> dict[str, int]:
+def _closed_spend(connection: Connection, name: object) -> dict[str, int]:
     """Return the closed spend by month; an amount that cannot be read is added up again, as unknown is never zero."""
     query = select(spend_months.c.month, spend_months.c.amount).where(spend_months.c.deployment == name)
     result = connection.execute(query.order_by(spend_months.c.month)).all()
@@ -254,7 +256,7 @@ def _spent_in(connection: Connection, name: object, month: str) -> int:
 
 
 def _add_spend(connection: Connection, deployment: str, spent: Mapping[str, int]) -> None:
-    known = _closed(connection, deployment) if spent else {}
+    known = _closed_spend(connection, deployment) if spent else {}
     for month, amount in spent.items():
         mine = {"deployment": deployment, "month": month}
         if month in known:

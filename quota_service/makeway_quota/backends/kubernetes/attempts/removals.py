@@ -62,34 +62,34 @@ class Removals:
         self._pods = pods
         self._instance = instance
         self._may_act = may_act
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(AT_ONCE)
         self._undoing: dict[Key, asyncio.Task[None]] = {}
         self._monotonic = monotonic
-        self._asked: dict[str, PodRemoval] = {}
+        self._removals: dict[str, PodRemoval] = {}
         self._repeating: asyncio.Task[None] | None = None
 
     async def delete(self, pods: Iterable[tuple[str, str, int | None]], check: Callable[[], None]) -> None:
         """Delete pods by name, UID and grace in seconds (None: their own); `check` raises where no more is asked."""
 
         async def delete_pod(name: str, uid: str, grace: int | None) -> None:
-            asked = self._asked.get(name)
-            if asked is None or asked.uid != uid:
-                asked = self._asked[name] = PodRemoval(name, uid, grace)
-            async with self._room:
+            removal = self._removals.get(name)
+            if removal is None or removal.uid != uid:
+                removal = self._removals[name] = PodRemoval(name, uid, grace)
+            async with self._slots:
                 check()
-                asked.try_again(self._monotonic())
+                removal.try_again(self._monotonic())
                 try:
                     await self._client.delete(f"{self._pods}/{name}", uid=uid, grace=grace)
-                    asked.problem = ""
+                    removal.problem = ""
                 except (ApiStatusError, ApiUnreachable) as error:
-                    asked.problem = str(error)
+                    removal.problem = str(error)
                     raise
 
         await run_all([delete_pod(*pod) for pod in pods])
 
     def asked(self, names: Iterable[str]) -> list[PodRemoval]:
         """Return those of these pods that were deleted and may still be there."""
-        return [self._asked[name] for name in names if name in self._asked]
+        return [self._removals[name] for name in names if name in self._removals]
 
     def retry_due(
         self, uid_of: Callable[[str], str | None], is_excepted: Callable[[str], bool], check: Callable[[], None]
@@ -98,17 +98,17 @@ class Removals:
 
         `uid_of` returns the UID of a listed pod; `is_excepted`: whether another part deletes a pod again.
         """
-        self._asked = {name: asked for name, asked in self._asked.items() if uid_of(name) == asked.uid}
+        self._removals = {name: removal for name, removal in self._removals.items() if uid_of(name) == removal.uid}
         now = self._monotonic()
-        due = [asked for asked in self._asked.values() if now >= asked.next_at and not is_excepted(asked.name)]
+        due = [item for item in self._removals.values() if now >= item.next_at and not is_excepted(item.name)]
         if due and self._repeating is None and self._may_act():
             self._repeating = asyncio.create_task(self._repeat(due, check))
 
     async def _repeat(self, due: Sequence[PodRemoval], check: Callable[[], None]) -> None:
         try:
-            for asked in due:
-                log.warning("The pod %s is still there after %s tries to delete it", asked.name, asked.tries)
-            await self.delete([(asked.name, asked.uid, asked.grace) for asked in due], check)
+            for removal in due:
+                log.warning("The pod %s is still there after %s tries to delete it", removal.name, removal.tries)
+            await self.delete([(removal.name, removal.uid, removal.grace) for removal in due], check)
         except (ApiStatusError, ApiUnreachable, BackendError) as error:
             log.warning("Pods that stay could not be deleted again: %s", error)
         finally:
@@ -128,7 +128,7 @@ class Removals:
         """Stop deleting what an earlier term began: the pods of these names may be those of another leader."""
         for task in self._tasks():
             task.cancel()
-        self._asked.clear()
+        self._removals.clear()
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [*self._undoing.values(), *([self._repeating] if self._repeating else ())]
@@ -148,7 +148,7 @@ class Removals:
             log.info("No pods of attempt %s of %s are left: it was not started", key[1], key[0])
 
     async def _undo_pod(self, name: str) -> None:
-        async with self._room:
+        async with self._slots:
             path = f"{self._pods}/{name}"
             try:
                 result = await self._client.get(path)

@@ -56,12 +56,12 @@ log = logging.getLogger("makeway.machines")
 DECISION_SECONDS = 15.0
 """How long a launch waits for what the autoscaler says, which looks every ten seconds; later, lists say it"""
 POLL_SECONDS = 1.0
-UNFINISHED = 120.0
+UNFINISHED_SECONDS = 120.0
 """Seconds after which a record without its placeholder is of a launch that broke off"""
 
 
 @dataclass(frozen=True, slots=True)
-class _Cluster:
+class _Listing:
     """What one list read: the records of all deployments, pods of machines by name, and busy workers by node.
 
     `requests`: the ProvisioningRequests by name; None where they cannot be read.
@@ -103,11 +103,11 @@ class KubernetesProvider:
 
         InvalidLaunch where the deployment asks by ProvisioningRequests, and the cluster has no such kind.
         """
-        ours = {"labelSelector": f"{KIND}=machine,{INSTANCE}={self._settings.instance}", "limit": "1"}
+        own_labels = {"labelSelector": f"{KIND}=machine,{INSTANCE}={self._settings.instance}", "limit": "1"}
 
         async def read(client: ApiClient) -> None:
             for path in (self._records, self._pods, self._events):
-                await client.get(path, {"limit": "1"} if path == self._events else ours)
+                await client.get(path, {"limit": "1"} if path == self._events else own_labels)
             if self._provisioning_class:
                 await self._check_requests(client)
 
@@ -133,11 +133,11 @@ class KubernetesProvider:
 
         async def read(client: ApiClient) -> InstanceList:
             cluster = await self._read(client, deployment)
-            taken = _takers(cluster)
-            ours = [one for one in cluster.records if one["metadata"]["labels"].get(DEPLOYMENT) == deployment]
+            machine_of_node = _machine_of_nodes(cluster)
+            own_records = [one for one in cluster.records if one["metadata"]["labels"].get(DEPLOYMENT) == deployment]
             await self._delete_strays(client, cluster, deployment, now)
-            ours = [one for one in ours if not self._is_launching(cluster, one, now)]
-            result = [await self._seen(client, cluster, one, taken, now) for one in ours]
+            own_records = [one for one in own_records if not self._is_launching(cluster, one, now)]
+            result = [await self._instance_or_none(client, cluster, one, machine_of_node, now) for one in own_records]
             complete = None not in result
             return InstanceList(now, tuple(one for one in result if one is not None), complete=complete)
 
@@ -145,13 +145,13 @@ class KubernetesProvider:
 
     def launch(self, request: str, token: str, join: JoinData | None = None) -> Instance:
         """Create the placeholder, and wait a while for what the autoscaler says of it; nothing joins by an agent."""
-        wanted = json.loads(request)
-        selector = self._selector(str(wanted.get("pool", "")))
+        requested = json.loads(request)
+        selector = self._selector(str(requested.get("pool", "")))
         if selector is None:
-            raise InvalidLaunch(f"the policy has no pool {wanted.get('pool')!r} with labels of nodes")
+            raise InvalidLaunch(f"the policy has no pool {requested.get('pool')!r} with labels of nodes")
 
         async def create(client: ApiClient) -> Instance:
-            return await self._launched(client, request, wanted, selector)
+            return await self._launched(client, request, requested, selector)
 
         return self._run(create)
 
@@ -189,9 +189,9 @@ class KubernetesProvider:
     # -- a launch
 
     async def _launched(
-        self, client: ApiClient, request: str, wanted: Mapping[str, Any], selector: NodeSelector
+        self, client: ApiClient, request: str, requested: Mapping[str, Any], selector: NodeSelector
     ) -> Instance:
-        machine, deployment = str(wanted["machine"]), str(wanted["deployment"])
+        machine, deployment = str(requested["machine"]), str(requested["deployment"])
         names = names_of(machine)
         stored = await _created(client, self._records, record(self._settings, request))
         if stored["data"]["request"] != request:
@@ -200,7 +200,7 @@ class KubernetesProvider:
             return Instance(names.record, machine, deployment, "terminated")
         if not stored["data"]["node"]:
             try:
-                await self._ask(client, stored, wanted, selector)
+                await self._ask(client, stored, requested, selector)
             except ApiStatusError as error:
                 if 400 <= error.status < 500:  # certainly not created: of others the record is the trace
                     with suppress(ApiStatusError):  # what may not be deleted goes with the record
@@ -210,16 +210,18 @@ class KubernetesProvider:
             await self._wait(client, stored)
         return Instance(names.record, machine, deployment)
 
-    async def _ask(self, client: ApiClient, stored: Object, wanted: Mapping[str, Any], selector: NodeSelector) -> None:
+    async def _ask(
+        self, client: ApiClient, stored: Object, requested: Mapping[str, Any], selector: NodeSelector
+    ) -> None:
         """Create what the autoscaler adds a node for: the placeholder, or a ProvisioningRequest of its shape."""
         wanted_class = class_of(stored)
-        marks = consumption(str(wanted["machine"]), wanted_class)
-        pod = placeholder(self._settings, wanted, selector, self._priority, marks)
+        marks = consumption(str(requested["machine"]), wanted_class)
+        pod = placeholder(self._settings, requested, selector, self._priority, marks)
         if not wanted_class:
             await _created(client, self._pods, pod)
             return
         await _created(client, self._templates, template(pod, stored))
-        await _created(client, self._requests, provisioning_request(wanted, stored))
+        await _created(client, self._requests, provisioning_request(requested, stored))
 
     async def _wait(self, client: ApiClient, stored: Object) -> None:
         """Wait until the placeholder is bound, or the autoscaler has said what it does; StockOut if it adds no node."""
@@ -256,18 +258,18 @@ class KubernetesProvider:
 
     # -- a list
 
-    async def _read(self, client: ApiClient, deployment: str) -> _Cluster:
+    async def _read(self, client: ApiClient, deployment: str) -> _Listing:
         """Read the records before the pods: a record without a pod may be of a launch that is under way."""
-        ours = f"{MANAGED_BY}={MANAGER},{INSTANCE}={self._settings.instance}"
-        machines = f"{ours},{KIND}=machine"
+        own_labels = f"{MANAGED_BY}={MANAGER},{INSTANCE}={self._settings.instance}"
+        machines = f"{own_labels},{KIND}=machine"
         records = await _items(client, self._records, {"labelSelector": machines})
         pods = await _items(client, self._pods, {"labelSelector": machines})
-        jobs = await _items(client, self._pods, {"labelSelector": f"{ours},{KIND}=job"})
+        jobs = await _items(client, self._pods, {"labelSelector": f"{own_labels},{KIND}=job"})
         running = (one for one in jobs if (one.get("status") or {}).get("phase") not in ENDED)
         busy = Counter(str(one["spec"]["nodeName"]) for one in running if one["spec"].get("nodeName"))
         asked = any(class_of(one) for one in records if one["metadata"]["labels"].get(DEPLOYMENT) == deployment)
         requests = await self._read_requests(client, machines) if asked else {}
-        return _Cluster(tuple(records), _by_name(pods), requests, busy)
+        return _Listing(tuple(records), _by_name(pods), requests, busy)
 
     async def _read_requests(self, client: ApiClient, machines: str) -> Mapping[str, Object] | None:
         """Return the ProvisioningRequests; None without the right to read them, or where the cluster has none."""
@@ -279,29 +281,29 @@ class KubernetesProvider:
             log.warning("ProvisioningRequests cannot be read, so nothing is known of those that wait: %s", error)
             return None
 
-    def _is_launching(self, cluster: _Cluster, stored: Object, now: float) -> bool:
+    def _is_launching(self, cluster: _Listing, stored: Object, now: float) -> bool:
         """Whether the launch of a machine still waits: its call answers, and leaves nothing where none is added."""
         data = stored.get("data") or {}
         pod = cluster.pods.get(names_of(str(stored["metadata"]["labels"].get(MACHINE))).placeholder) or {}
         undecided = not (data.get("ended") or data.get("node") or (pod.get("spec") or {}).get("nodeName"))
         return undecided and abs(now - (_created_at(stored) or 0.0)) < self._decision_seconds
 
-    async def _delete_strays(self, client: ApiClient, cluster: _Cluster, deployment: str, now: float) -> None:
+    async def _delete_strays(self, client: ApiClient, cluster: _Listing, deployment: str, now: float) -> None:
         """Delete pods whose record is gone, as of a launch that went on after its end; a node would come for ever."""
         known = {one["metadata"]["labels"].get(MACHINE) for one in cluster.records}
         for name, pod in cluster.pods.items():
             labels = pod["metadata"]["labels"]
             stray = labels.get(DEPLOYMENT) == deployment and labels.get(MACHINE) not in known
-            if stray and now - (_created_at(pod) or now) > UNFINISHED:
+            if stray and now - (_created_at(pod) or now) > UNFINISHED_SECONDS:
                 log.warning("The pod %s of a machine without a record is deleted", name)
                 await client.delete(f"{self._pods}/{name}")
 
-    async def _seen(
-        self, client: ApiClient, cluster: _Cluster, stored: Object, taken: Mapping[str, str], now: float
+    async def _instance_or_none(
+        self, client: ApiClient, cluster: _Listing, stored: Object, machine_of_node: Mapping[str, str], now: float
     ) -> Instance | None:
         """Return one machine; None where it is not known or that fails, as it holds up no other one."""
         try:
-            return await self._instance(client, cluster, stored, taken, now)
+            return await self._instance(client, cluster, stored, machine_of_node, now)
         except ApiStatusError as error:
             why = str(error)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -310,7 +312,7 @@ class KubernetesProvider:
         return None
 
     async def _instance(
-        self, client: ApiClient, cluster: _Cluster, stored: Object, taken: Mapping[str, str], now: float
+        self, client: ApiClient, cluster: _Listing, stored: Object, machine_of_node: Mapping[str, str], now: float
     ) -> Instance | None:
         """Return one machine, and bring its objects to what it is now; None where it is not known."""
         labels = stored["metadata"]["labels"]
@@ -322,7 +324,7 @@ class KubernetesProvider:
         if not node:
             return await self._unbound(client, cluster, stored, result, now)
         known = await self._node(client, node)
-        if known is None or taken.get(node, machine) != machine:
+        if known is None or machine_of_node.get(node, machine) != machine:
             await self._delete_objects(client, stored)
             await client.delete(f"{self._records}/{names.record}")
             return replace(result, state="terminated")
@@ -331,14 +333,14 @@ class KubernetesProvider:
         return await self._bound(client, cluster, stored, known, result)
 
     async def _unbound(
-        self, client: ApiClient, cluster: _Cluster, stored: Object, result: Instance, now: float
+        self, client: ApiClient, cluster: _Listing, stored: Object, result: Instance, now: float
     ) -> Instance | None:
         """Return a machine without a node: one that was ended, or broke off, is over. None where it is not known."""
         by_request, pod = bool(class_of(stored)), cluster.pods.get(names_of(result.machine).placeholder)
         if by_request and cluster.requests is None and not stored["data"]["ended"]:
             return None
         asked = (cluster.requests or {}).get(result.id) if by_request else pod
-        broken_off = asked is None and now - (result.launched_at or now) > UNFINISHED
+        broken_off = asked is None and now - (result.launched_at or now) > UNFINISHED_SECONDS
         if stored["data"]["ended"] or broken_off:
             if not await self._delete_objects(client, stored):
                 await client.delete(f"{self._records}/{result.id}")
@@ -357,26 +359,26 @@ class KubernetesProvider:
 
     async def _consume(self, client: ApiClient, stored: Object) -> None:
         """Create the placeholder once its request is provisioned; a pod that came earlier would be ignored."""
-        wanted = json.loads(stored["data"]["request"])
-        selector = self._selector(str(wanted.get("pool", "")))
+        requested = json.loads(stored["data"]["request"])
+        selector = self._selector(str(requested.get("pool", "")))
         if selector is not None:
-            marks = consumption(str(wanted["machine"]), class_of(stored))
-            await _created(client, self._pods, placeholder(self._settings, wanted, selector, self._priority, marks))
+            marks = consumption(str(requested["machine"]), class_of(stored))
+            await _created(client, self._pods, placeholder(self._settings, requested, selector, self._priority, marks))
 
     async def _bound(
-        self, client: ApiClient, cluster: _Cluster, stored: Object, node: ClusterNode, result: Instance
+        self, client: ApiClient, cluster: _Listing, stored: Object, node: ClusterNode, result: Instance
     ) -> Instance:
         """Return a machine on its node: ready once the node has the GPUs, and nothing of ours holds them."""
-        wanted, names = json.loads(stored["data"]["request"]), names_of(result.machine)
+        requested, names = json.loads(stored["data"]["request"]), names_of(result.machine)
         revoked = node.leaving or is_revoked((cluster.requests or {}).get(names.record))
         result = replace(result, revoked=revoked)
         if not stored["data"]["node"]:
             stored["data"]["node"] = node.name
             await client.replace(f"{self._records}/{names.record}", stored)
         if names.keeper not in cluster.pods:
-            await _created(client, self._pods, keeper(self._settings, wanted, node.name, self._priority))
-        selector = self._selector(str(wanted.get("pool", "")))
-        gpus = int(wanted["gpus"])
+            await _created(client, self._pods, keeper(self._settings, requested, node.name, self._priority))
+        selector = self._selector(str(requested.get("pool", "")))
+        gpus = int(requested["gpus"])
         if selector is None or not offers(node, selector.resource, gpus):
             return result
         if names.placeholder in cluster.pods:
@@ -436,7 +438,7 @@ class KubernetesProvider:
             raise _error(error) from error
 
 
-def _takers(cluster: _Cluster) -> dict[str, str]:
+def _machine_of_nodes(cluster: _Listing) -> dict[str, str]:
     """Return the machine of each node: the newest of those that have it, as one that was ended may be on it, too."""
     result: dict[str, tuple[bool, str, str]] = {}
     for one in cluster.records:
