@@ -146,8 +146,10 @@ def parse(text: str, max_bytes: int | None = None) -> Source:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         reason = " ".join(part for part in (error.context, error.problem) if part)
-        wrong = text.split("\n")[mark.line] if mark and mark.line < text.count("\n") + 1 else ""
-        hint = "; indent with spaces, not with tabs" if "\t" in wrong[: len(wrong) - len(wrong.lstrip())] else ""
+        bad_line = text.split("\n")[mark.line] if mark and mark.line < text.count("\n") + 1 else ""
+        hint = (
+            "; indent with spaces, not with tabs" if "\t" in bad_line[: len(bad_line) - len(bad_line.lstrip())] else ""
+        )
         raise UnreadableDocument(
             (mark.line + 1 if mark else None, f"this is not YAML or JSON: {reason}{hint}")
         ) from None

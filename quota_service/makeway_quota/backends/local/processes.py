@@ -108,7 +108,7 @@ class Process:
         except ProcessLookupError:
             return None
         process = cls(pid, start_time, fd)
-        if process._same() and _owner(pid) == uid and Mark.of(pid) == mark:
+        if process._is_same() and _owner(pid) == uid and Mark.of(pid) == mark:
             return process
         process.close()
         return None
@@ -116,7 +116,7 @@ class Process:
     def alive(self) -> bool:
         """Whether it still runs; a zombie does not."""
         if self.fd is None:
-            return self._same()
+            return self._is_same()
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
         return not poll.poll(0)
@@ -126,7 +126,7 @@ class Process:
         with suppress(ProcessLookupError, PermissionError):  # one that has changed its account is none of the job's
             if self.fd is not None:
                 signal.pidfd_send_signal(self.fd, number)
-            elif self._same():
+            elif self._is_same():
                 os.kill(self.pid, number)
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class Process:
             os.close(self.fd)
             self.fd = None
 
-    def _same(self) -> bool:
+    def _is_same(self) -> bool:
         stat = Stat.of(self.pid)
         return stat is not None and not stat.dead and stat.start_time == self.start_time
 
@@ -145,13 +145,13 @@ def sweep(marks: Mapping[Mark, int]) -> set[Mark]:
 
     Return the marks of which processes are left after two seconds (those that the kernel cannot end now).
     """
-    ends = time.monotonic() + SWEEP_SECONDS
+    deadline = time.monotonic() + SWEEP_SECONDS
     while True:
         remaining = set()
         for pid, start_time, mark in _carriers(marks):
             remaining.add(mark)
             _kill(pid, start_time)
-        if not remaining or time.monotonic() > ends:
+        if not remaining or time.monotonic() > deadline:
             return remaining
         time.sleep(0.005)
 
@@ -175,11 +175,11 @@ def _carriers(marks: Mapping[Mark, int]) -> Iterable[tuple[int, int, Mark]]:
         if mark is not None and mark in marks and marks[mark] == _owner(pid):
             result[pid] = mark
     for pid in stats:
-        line = [pid]
-        while line[-1] in stats and line[-1] not in result and stats[line[-1]].parent not in line:
-            line.append(stats[line[-1]].parent)
-        if line[-1] in result and marks[result[line[-1]]] == _owner(pid):
-            result[pid] = result[line[-1]]
+        ancestry = [pid]
+        while ancestry[-1] in stats and ancestry[-1] not in result and stats[ancestry[-1]].parent not in ancestry:
+            ancestry.append(stats[ancestry[-1]].parent)
+        if ancestry[-1] in result and marks[result[ancestry[-1]]] == _owner(pid):
+            result[pid] = result[ancestry[-1]]
     return [(pid, stats[pid].start_time, mark) for pid, mark in result.items()]
 
 
@@ -191,7 +191,7 @@ def _pids() -> list[int]:
 def _kill(pid: int, start_time: int) -> None:
     with suppress(ProcessLookupError):
         process = Process(pid, start_time, _pidfd(pid))
-        if process._same():
+        if process._is_same():
             process.send(signal.SIGKILL)
         process.close()
 

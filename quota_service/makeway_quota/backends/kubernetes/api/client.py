@@ -93,7 +93,7 @@ class ApiClient:
         self._seconds = request_seconds
         self._clock = clock
         self._token = connection.token
-        self._token_read = -TOKEN_SECONDS
+        self._token_read_at = -TOKEN_SECONDS
         self._timeouts: set[asyncio.Timeout] = set()
         """of the requests under way, but for streams"""
         limits = httpx2.Limits(max_connections=50, max_keepalive_connections=20)
@@ -155,7 +155,7 @@ class ApiClient:
                     raise self._refusal(answer, await answer.aread())
                 yield self._lines(answer)
         except httpx2.HTTPError as error:
-            raise ApiUnreachable(_why(error)) from error
+            raise ApiUnreachable(_reason_of(error)) from error
 
     async def _lines(self, answer: httpx2.Response) -> AsyncIterator[bytes]:
         rest = b""
@@ -182,7 +182,7 @@ class ApiClient:
                 self._timeouts.add(timeout)
                 answer = await self._http.request(method, path, params=query, content=content, headers=headers)
         except (httpx2.HTTPError, TimeoutError) as error:
-            raise ApiUnreachable(_why(error)) from error
+            raise ApiUnreachable(_reason_of(error)) from error
         finally:
             self._timeouts.discard(timeout)
         self.bytes_read += len(answer.content)
@@ -207,9 +207,9 @@ class ApiClient:
         )
 
     def _headers(self) -> dict[str, str]:
-        if (file := self.connection.token_file) is not None and self._clock() - self._token_read >= TOKEN_SECONDS:
+        if (file := self.connection.token_file) is not None and self._clock() - self._token_read_at >= TOKEN_SECONDS:
             self._token = _token(file) or self._token
-            self._token_read = self._clock()
+            self._token_read_at = self._clock()
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
 
@@ -230,7 +230,7 @@ def _token(file: Path) -> str:
         return ""
 
 
-def _why(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     if isinstance(error, httpx2.TimeoutException | TimeoutError):
         return SILENT
     return f"{UNREACHABLE}: {error or type(error).__name__}"

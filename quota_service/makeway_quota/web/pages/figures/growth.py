@@ -10,16 +10,16 @@ from markupsafe import Markup
 
 WIDTH, HEIGHT = 720, 140
 """Units of the drawing, which is as wide as its card"""
-SOON = 14
+SOON_DAYS = 14
 """Days below which a forecast is a warning"""
 
 
 def growth_chart(growth: StorageGrowth) -> Markup | None:
     """Return what all kept each day as a line, with the quota where it is near; None before the second day."""
-    known = [(at, held) for at, held in enumerate(growth.days) if held is not None]
+    known = [(at, kept_bytes) for at, kept_bytes in enumerate(growth.days) if kept_bytes is not None]
     if len(known) < 2:
         return None
-    maximum = max(held for _, held in known)
+    maximum = max(kept_bytes for _, kept_bytes in known)
     near = growth.limit is not None and maximum * 2 >= growth.limit
     top = max(maximum, growth.limit if near and growth.limit else 0, 1) * 1.05
     last = len(growth.days) - 1
@@ -27,10 +27,10 @@ def growth_chart(growth: StorageGrowth) -> Markup | None:
     def x(at: int) -> str:
         return number(WIDTH * at / last)
 
-    def y(held: float) -> str:
-        return number(HEIGHT - HEIGHT * held / top)
+    def y(kept_bytes: float) -> str:
+        return number(HEIGHT - HEIGHT * kept_bytes / top)
 
-    line = " ".join(f"{x(at)},{y(held)}" for at, held in known)
+    line = " ".join(f"{x(at)},{y(kept_bytes)}" for at, kept_bytes in known)
     drawn = Markup('<polygon class="mw-grown" points="{} {} {}"></polygon>').format(
         f"{x(known[0][0])},{HEIGHT}", line, f"{x(last)},{HEIGHT}"
     )
@@ -54,16 +54,18 @@ def in_words(growth: StorageGrowth) -> str:
 def forecasts(growth: StorageGrowth) -> list[tuple[bool, str]]:
     """Return sentences about what becomes full, each with whether that is soon."""
     result = []
-    for days, what, then in (
+    for days, subject, consequence in (
         (growth.quota_full_in_days, "The quota of all", "submissions of everybody are refused"),
         (growth.disk_full_in_days, "The disk", "submissions and results are refused"),
     ):
         if days == 0:
-            result.append((True, f"{what} is full: {then}. Delete what is not needed, or give it more."))
+            result.append((True, f"{subject} is full: {consequence}. Delete what is not needed, or give it more."))
         elif days is not None:
-            after = f"after that {then}"
-            result.append((days <= SOON, f"{what} is full in about {count(days, 'day')} at the present rate; {after}."))
-    if not result and sum(held is not None for held in growth.days) >= 3:
+            after = f"after that {consequence}"
+            result.append(
+                (days <= SOON_DAYS, f"{subject} is full in about {count(days, 'day')} at the present rate; {after}.")
+            )
+    if not result and sum(kept_bytes is not None for kept_bytes in growth.days) >= 3:
         result.append((False, "Nothing becomes full at the present rate."))
     return result
 
