@@ -136,7 +136,7 @@ EDITS = (
     ),
     Edit(
         "index/hosts.py",
-        "cpu < many * need.cpu",
+        "cpu < workers * need.cpu",
         "cpu < 0",
         "work beside a pool makes way for the CPU of a guaranteed start",
     ),

@@ -31,9 +31,10 @@ def relocate(builder: PlanBuilder, groups: PendingWorkloads) -> bool:
     cluster = builder.cluster
     if not builder.started and not any(max(pool.free, pool.free_later) > 0 for pool in cluster.pools.values()):
         return False
-    able = [(groups.group_of(w), w) for w in map(cluster.workloads.__getitem__, builder.evicted)]
-    able = [(group, workload) for group, workload in able if group.total and (builder.started or _has_space(group))]
-    waiting = [(group, workload) for group, workload in able if cannot_start_at_all(cluster, workload) is None]
+    victims = [(groups.group_of(w), w) for w in map(cluster.workloads.__getitem__, builder.evicted)]
+    victims = [(group, workload) for group, workload in victims if group.total]
+    victims = [(group, workload) for group, workload in victims if builder.started or _has_space(group)]
+    waiting = [(group, workload) for group, workload in victims if cannot_start_at_all(cluster, workload) is None]
     waiting.sort(key=lambda item: _place_in_order(cluster, *item))
     preemptors = {eviction.preemptor for eviction in builder.evicted.values()}
     preemptors |= {move.preemptor for move in builder.moved.values()}
@@ -61,16 +62,16 @@ def _in_quota(group: WorkloadGroup, pool: PoolState) -> bool:
 def _relocated(builder: PlanBuilder, group: WorkloadGroup, workload: Workload, preemptors: set[str]) -> bool:
     """Move a victim if it gets room; none of the `preemptors` makes way for it."""
     cluster = builder.cluster
-    able = [
+    pools = [
         pool
         for pool in group.pools
         if _in_quota(group, pool) or (group.may_borrow and pool.pool.name not in builder.holds)
     ]
-    for pool in able:
+    for pool in pools:
         if parts := _room(cluster, group, workload, pool):
             _move(builder, group, workload, parts)
             return True
-    tries = [(pool, leaving) for leaving in (False, True) for pool in able]
+    tries = [(pool, leaving) for leaving in (False, True) for pool in pools]
     for pool, leaving in tries if builder.progress.withdrawn_starts < MAX_WITHDRAWN else ():
         later = _later_starts(builder, group, workload, pool, preemptors, leaving)
         if later is not None:
@@ -121,7 +122,7 @@ def _beside_workers_that_stay(cluster: Cluster, workload: Workload, pool: PoolSt
     return tuple(sorted([*kept, *moved], key=lambda part: part.worker)) if moved else ()
 
 
-class _Later(NamedTuple):
+class _LaterStarts(NamedTuple):
     """Starts of this plan that come after a victim in the order, and where it has room without them."""
 
     starts: list[Allocation]
@@ -130,7 +131,7 @@ class _Later(NamedTuple):
 
 def _later_starts(
     builder: PlanBuilder, group: WorkloadGroup, workload: Workload, pool: PoolState, preemptors: set[str], leaving: bool
-) -> _Later | None:
+) -> _LaterStarts | None:
     """Return starts of this plan, later in the order, without which a victim has room in a pool; None if none do.
 
     They are in the pool, or in another one with nodes on the same machines. No workload for which others are evicted
@@ -140,34 +141,36 @@ def _later_starts(
     """
     cluster = builder.cluster
     started = [cluster.allocations[name] for name in sorted(builder.started) if name not in preemptors]
-    light = group.need.cpu or group.need.memory  # then what requests no GPUs may be in the way, too
-    near = [a for a in started if a.pool is pool or a.pool.pool.name in pool.peer_pools]
-    fresh = [a for a in near if (a.milli_gpus or light) and _may_wait(cluster, a)]
-    if not fresh:
+    requests_cpu_or_memory = group.need.cpu or group.need.memory  # then what requests no GPUs may be in the way, too
+    starts_nearby = [a for a in started if a.pool is pool or a.pool.pool.name in pool.peer_pools]
+    withdrawable = [a for a in starts_nearby if (a.milli_gpus or requests_cpu_or_memory) and _may_withdraw(cluster, a)]
+    if not withdrawable:
         return None
-    with _Withdrawn(cluster, fresh):
+    with _Withdrawn(cluster, withdrawable):
         over_quota = not _in_quota(group, pool)
-        mine = sort_key(cluster, group, pool, workload, over_quota)
+        victim_key = sort_key(cluster, group, pool, workload, over_quota)
         later = []
-        for start in fresh:
-            theirs = sort_key(
+        for start in withdrawable:
+            start_key = sort_key(
                 cluster, builder.group_of_started[start.workload.id], start.pool, start.workload, over_quota
             )
             in_quota = builder.started[start.workload.id].in_quota
-            if (in_quota and not over_quota and theirs > mine) or (not in_quota and (not over_quota or theirs > mine)):
-                later.append((theirs, start))
+            if (in_quota and not over_quota and start_key > victim_key) or (
+                not in_quota and (not over_quota or start_key > victim_key)
+            ):
+                later.append((start_key, start))
 
     def room_without(starts: Iterable[Allocation]) -> tuple[WorkerPlacement, ...]:
         with _Withdrawn(cluster, starts):
             return _room(cluster, group, workload, pool, leaving or not over_quota)
 
-    able = [start for _, start in sorted(later, key=lambda item: item[0])]
+    candidates = [start for _, start in sorted(later, key=lambda item: item[0])]
     if leaving:
         victim = cluster.allocations[workload.id]
-        able = [start for start in able if over_quota and _could_evict(cluster, victim, start, pool)]
-    while able and room_without(able):
-        withdrawn = list(able)
-        for start in able:
+        candidates = [start for start in candidates if over_quota and _could_evict(cluster, victim, start, pool)]
+    while candidates and room_without(candidates):
+        withdrawn = list(candidates)
+        for start in candidates:
             fewer = [other for other in withdrawn if other is not start]
             if fewer and room_without(fewer):
                 withdrawn = fewer
@@ -178,8 +181,8 @@ def _later_starts(
             staying += _made_candidates(builder, withdrawn, workload)
             cluster.withdraw_nomination(workload)
         if not staying:
-            return _Later(withdrawn, parts)
-        able = [start for start in able if start not in staying]
+            return _LaterStarts(withdrawn, parts)
+        candidates = [start for start in candidates if start not in staying]
     return None
 
 
@@ -238,19 +241,19 @@ def _could_evict_from(builder: PlanBuilder, start: Allocation, victim: Allocatio
     return any(_could_evict(builder.cluster, start, victim, pool) for pool in pools)
 
 
-def _could_evict(cluster: Cluster, asking: Allocation, victim: Allocation, pool: PoolState) -> bool:
+def _could_evict(cluster: Cluster, allocation: Allocation, victim: Allocation, pool: PoolState) -> bool:
     """Whether a workload that waits again would have a right to evict another one for a place in a pool."""
-    workload, account = asking.workload, cluster.account(asking.workload)
-    in_quota = cluster.ledger.in_quota(account, pool.pool.name, asking.need.total, workload.non_preemptible)
-    if not asking.milli_gpus or (workload.kind == "job" and cluster.is_protected(victim.workload)):
+    workload, account = allocation.workload, cluster.account(allocation.workload)
+    in_quota = cluster.ledger.in_quota(account, pool.pool.name, allocation.need.total, workload.non_preemptible)
+    if not allocation.milli_gpus or (workload.kind == "job" and cluster.is_protected(victim.workload)):
         return False
     return any(
-        Preemptor(cluster, workload, asking.need, account, pool, rights).may_evict_now(victim)
+        Preemptor(cluster, workload, allocation.need, account, pool, rights).may_evict_now(victim)
         for rights in rights_of(cluster, workload, account, pool, in_quota)
     )
 
 
-def _may_wait(cluster: Cluster, start: Allocation) -> bool:
+def _may_withdraw(cluster: Cluster, start: Allocation) -> bool:
     return not start.workload.non_preemptible and cluster.evictable(start) is start
 
 

@@ -23,7 +23,7 @@ NOTHING_SHARED: tuple[int, ...] = (0,) * 6
 
 
 def share_with(node: NodeState, others: Iterable[NodeState]) -> None:
-    """Have a node share CPU, memory and pods with other nodes of its host, from now on."""
+    """Share CPU, memory and pods of a node with other nodes of its host from now on."""
     for other in others:
         node.host_peers, other.host_peers = (*node.host_peers, other), (*other.host_peers, node)
         _count_pair(node, other, 1)
@@ -32,7 +32,7 @@ def share_with(node: NodeState, others: Iterable[NodeState]) -> None:
 
 
 def stop_sharing(node: NodeState) -> None:
-    """Return what a node takes to the other nodes of its host, and have it share nothing any more."""
+    """Return what a node takes to the other nodes of its host, with which it shares nothing any more."""
     for other in node.host_peers:
         other.host_peers = tuple([neighbour for neighbour in other.host_peers if neighbour is not node])
         _count_pair(node, other, -1)
@@ -43,9 +43,9 @@ def stop_sharing(node: NodeState) -> None:
 def _count_pair(node: NodeState, other: NodeState, sign: int) -> None:
     """Count two nodes of one host among those that link their pools (-1: no more)."""
     for pool, beside in ((node.pool, other.pool), (other.pool, node.pool)):
-        many = pool.peer_pools.get(beside.pool.name, 0) + sign
-        pool.peer_pools[beside.pool.name] = many
-        if not many:
+        count = pool.peer_pools.get(beside.pool.name, 0) + sign
+        pool.peer_pools[beside.pool.name] = count
+        if not count:
             del pool.peer_pools[beside.pool.name]
 
 
@@ -71,11 +71,11 @@ def shortage_on(node: NodeState, need: Need, returned: Sequence[Need] = ()) -> S
         return None
     devices = len(node.free_later)
     by_devices = devices // need.whole_devices if need.whole_devices else devices * (GPU // max(1, need.gpus))
-    many = min(need.min_workers, by_devices)
+    workers = min(need.min_workers, by_devices)
     cpu, memory, pods = node.cpu_free_later, node.memory_free_later, node.pods_free_later - len(returned)
     for other in returned:
         cpu, memory = cpu - other.cpu, memory - other.memory
-    result = Shortage(cpu < many * need.cpu, memory < many * need.memory, pods < many)
+    result = Shortage(cpu < workers * need.cpu, memory < workers * need.memory, pods < workers)
     return result if True in result else None
 
 
