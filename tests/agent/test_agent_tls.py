@@ -88,6 +88,7 @@ def test_a_folder_without_the_authority_of_the_service_is_not_all_that_an_agent_
     hash_certificates(folder)
     paths = ssl.get_default_verify_paths()._replace(capath=str(folder), cafile=str(authority.file))
     monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: paths)
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     monkeypatch.setenv("SSL_CERT_DIR", str(folder))
     trusting = launcher_service._Authorities()
     monkeypatch.setattr(launcher_service, "AUTHORITIES", trusting)
