@@ -36,6 +36,7 @@ class MachineService(ThreadingHTTPServer):
         self.reported_at: list[float] = []
         self.token = "token-0"
         self.next_token: str | None = None
+        self.report_seconds: Any = 0.2
         self.orders: dict[str, Any] = {"revision": "0", "drain": False, "stop": False, "attempts": []}
         self.changed = threading.Condition()
         self.silent = threading.Event()
@@ -160,7 +161,7 @@ class _Answers(BaseHTTPRequestHandler):
             service.reported_at.append(time.monotonic())
             renewed, service.next_token = service.next_token, None
             service.token = renewed or service.token
-            return 200, {"token": renewed, "report_seconds": 0.2}
+            return 200, {"token": renewed, "report_seconds": service.report_seconds}
         with service.changed:
             wait = min(HOLD_SECONDS, float(query["wait"]))
             service.changed.wait_for(lambda: service.orders["revision"] != query["known"], wait)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
@@ -283,6 +284,44 @@ def test_a_new_token_is_kept_for_the_next_agent(machine: TestMachine, service: M
     reports = len(service.reports)
     wait_until(lambda: len(service.reports) > reports + 1, "reports of the next agent")
     assert len(service.joins) == 1
+
+
+def test_a_second_agent_with_a_folder_of_its_own_does_not_join(machine: TestMachine, service: MachineService) -> None:
+    """Both would get the same orders, and start the same workers."""
+    machine.start()
+    machine.joined()
+    second = machine.start("--state", str(machine.folder / "other"))
+    assert second.wait(20) == 3
+    assert (
+        f"another agent is m-1 already, with a folder of its own: end process {machine.agents[0].pid}" in machine.log()
+    )
+    assert len(service.joins) == 1
+    assert machine.agents[0].poll() is None
+    machine.agents[0].kill()
+    machine.agents[0].wait(10)
+    machine.start("--state", str(machine.folder / "other"))
+    wait_until(lambda: len(service.joins) == 2, "the next agent")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "least", "most"),
+    [(0, 0, 1), (-5, 0, 1), (1e-9, 5, 12), (1e9, 0, 1), (1e12, 0, 1), (math.nan, 0, 1), ("soon", 0, 1)],
+    ids=str,
+)
+def test_the_service_is_not_flooded_and_the_machine_not_silent_whatever_it_asks_for(
+    machine: TestMachine, service: MachineService, seconds: object, least: int, most: int
+) -> None:
+    """Reports are due every 10 s where it says nothing sensible; each change is reported at once."""
+    service.report_seconds = seconds
+    service.join_answer = {"report_seconds": seconds}
+    machine.start()
+    machine.joined()
+    time.sleep(1.0)
+    before = len(service.reports)
+    time.sleep(2.0)
+    assert least <= len(service.reports) - before <= most
+    service.order(service.worker())
+    wait_until(lambda: service.states() == {("j-1", 1, 0): "running"}, "a report of the change")
 
 
 def test_a_second_agent_refuses_a_folder_that_is_in_use(machine: TestMachine, service: MachineService) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,13 @@ import pytest
 from agent.machine_service import MachineService
 from makeway.agent import workers as workers_module
 from makeway.agent.init_script import is_running
-from makeway.agent.machine_folder import FolderInUse, MachineFolder
+from makeway.agent.machine_agent import KILLED_SECONDS, MachineAgent
+from makeway.agent.machine_folder import FolderInUse, MachineFolder, MachineInUse, lock_machine
+from makeway.agent.options import read_options
 from makeway.agent.worker_order import MachineOrders, read_orders
 from makeway.agent.workers import (
     START_SECONDS,
+    STUCK_SECONDS,
     TERMINATE_SECONDS,
     UNWANTED_SECONDS,
     AgentWorker,
@@ -354,6 +359,107 @@ def test_a_link_in_place_of_credentials_leads_to_no_other_folder(machine: Machin
     machine.sync(None)
     assert machine.worker.state == "exited"
     assert (victim / "file").read_text() == "as before"
+
+
+def test_a_process_that_does_not_die_is_told_and_holds_up_no_other(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No test can make a process of state D: SIGKILL that does nothing stands for it."""
+    machine.launcher()
+    machine.launcher(key=("j-2", 1, 0)).kill()
+    machine.launchers[1].wait()
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)
+    machine.sync(NOTHING)
+    machine.sync(NOTHING, UNWANTED_SECONDS)
+    machine.sync(NOTHING, TERMINATE_SECONDS)
+    machine.sync(NOTHING, STUCK_SECONDS)
+    machine.sync(NOTHING, 5.0)
+    told = [line for line in machine.lines if "does not end" in line]
+    assert len(told) == 1
+    assert f"job j-1, attempt 1, worker 0: killed, and does not end: process {machine.launchers[0].pid}" in told[0]
+    assert list(machine.workers.workers) == [KEY]
+    assert machine.workers.running
+    assert machine.worker.as_report()["state"] != "exited"
+    assert machine.workers.stuck_for() == STUCK_SECONDS + 5.0
+    monkeypatch.undo()
+    machine.sync(NOTHING)
+    machine.launchers[0].wait(5)
+    machine.sync(NOTHING)
+    machine.sync(NOTHING)
+    assert machine.workers.workers == {}
+
+
+def test_what_does_not_die_is_no_reason_to_leave_others_that_may(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.launcher()
+    machine.launcher(key=("j-2", 1, 0))
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)
+    machine.workers._kill(machine.worker)
+    machine.now += 100.0
+    assert machine.workers.stuck_for() == 0.0
+
+
+@pytest.mark.parametrize("reason", ["the service has stopped it", ""], ids=["stop", "SIGTERM"])
+def test_a_machine_ends_without_what_does_not_die(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reason: str
+) -> None:
+    """After a SIGTERM, launchers that run are waited for; here only a process of the job is left, its launcher died."""
+    home = machine.home()
+    launcher = machine.launcher("sleep" if reason else "true", "1000")
+    if not reason:
+        launcher.wait()
+        env = {"PATH": os.environ["PATH"], "MAKEWAY_JOB_DIR": str(home)}
+        machine.launchers.append(subprocess.Popen(["sleep", "1000"], env=env))
+    words = ["--url", "http://127.0.0.1:1", "--machine", "m-1", "--token-file", str(tmp_path / "token"), "--gpus", "1"]
+    seconds = itertools.count()
+    with monkeypatch.context() as unkillable:
+        unkillable.setattr(os, "kill", lambda pid, number: None)
+        unkillable.setattr(time, "sleep", lambda seconds: None)
+        options = read_options([*words, "--state", str(machine.path)])
+        agent = MachineAgent(options, machine.folder, log=machine.lines.append, clock=lambda: float(next(seconds)))
+        agent._end_reason = reason
+        assert agent._end() == (0 if reason else 143)
+    assert KILLED_SECONDS <= next(seconds) < 1000
+    assert machine.launchers[-1].poll() is None
+    assert [line for line in machine.lines if "killed, and does not end: process" in line]
+    assert machine.lines[-1].startswith("ends without them")
+
+
+def test_a_machine_has_one_agent_whatever_its_folders_are(tmp_path: Path) -> None:
+    places = (str(tmp_path),)
+    held = lock_machine("m-1", "http://portal.test/a", places)
+    assert held is not None
+    with pytest.raises(MachineInUse, match=f"another agent is m-1 already.*end process {os.getpid()} first"):
+        lock_machine("m-1", "http://portal.test/a", places)
+    others = [lock_machine("m-2", "http://portal.test/a", places), lock_machine("m-1", "http://portal.test/b", places)]
+    os.close(held)
+    again = lock_machine("m-1", "http://portal.test/a", places)
+    for descriptor in (*others, again):
+        assert descriptor is not None
+        os.close(descriptor)
+
+
+def test_what_others_have_put_in_the_place_of_the_lock_keeps_no_agent_from_its_machine(tmp_path: Path) -> None:
+    """Everybody may write to the folder of the locks."""
+    victim = tmp_path / "victim"
+    victim.write_text("as before")
+    name = "makeway-agent-m-1-http_portal.test.lock"
+    for folder in ("link", "folder", "pipe", "foreign"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "link" / name).symlink_to(victim)
+    (tmp_path / "folder" / name).mkdir()
+    os.mkfifo(tmp_path / "pipe" / name)
+    places = [tmp_path / folder for folder in ("link", "folder", "pipe", "none")]
+    if os.geteuid() == 0:
+        (tmp_path / "foreign" / name).write_text("as before")
+        os.chown(tmp_path / "foreign" / name, 12345, 12345)
+        places.append(tmp_path / "foreign")
+    assert lock_machine("m-1", "http://portal.test", tuple(map(str, places))) is None
+    assert victim.read_text() == "as before"
+    held = lock_machine("m-1", "http://portal.test", (*map(str, places), str(tmp_path)))
+    assert held is not None
+    os.close(held)
 
 
 def test_a_folder_serves_one_agent_at_a_time(machine: Machine) -> None:

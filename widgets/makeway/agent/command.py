@@ -50,11 +50,12 @@ def main(words: list[str]) -> int:
             go_on_unpacked(folder, words)
     import_http_client(tls=options.url.lower().startswith("https:"))
     from .machine_agent import MachineAgent
-    from .machine_folder import FolderInUse, MachineFolder
+    from .machine_folder import FolderInUse, MachineFolder, MachineInUse, lock_machine
 
     try:
         state = MachineFolder(options.state, options.machine)
-    except FolderInUse as error:
+        lock_machine(options.machine, options.url)  # held until the process ends
+    except (FolderInUse, MachineInUse) as error:
         log(str(error))
         return IN_USE
     except OSError as error:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..launcher.files import number
+from ..launcher.files import seconds_between
 from ..launcher.pause import Pause
 from ..launcher.service import RequestRejected, ServiceUnavailable
 from .client import AgentClient, Joining, MachineEnded
@@ -30,11 +30,16 @@ if TYPE_CHECKING:
 
 TICK_SECONDS = 0.5
 REPORT_SECONDS = 10.0
+REPORT_LIMITS = (0.2, 60.0)
+"""Seconds between two reports, whatever the service asks for: it must not be flooded, and a machine not be forgotten"""
+ORPHAN_LIMITS = (1.0, 30 * 86_400.0)
 ORDERS_PAUSE = 3.0
 COUNT_SECONDS = 300.0
 """Seconds between two counts of the GPUs: one may be lost"""
 STOP_SECONDS = 20.0
 """Seconds for which launchers may end on a machine that the service stops"""
+KILLED_SECONDS = 30.0
+"""Seconds from the SIGKILL after which the machine ends without the end of what does not die"""
 LAST_REPORT_SECONDS = 5.0
 MAX_TOKEN = 65_536
 TERMINATED = 143
@@ -114,8 +119,8 @@ class MachineAgent:
                 return False
         joined = self._folder.joined
         self._client = AgentClient(self._options.url, self._options.machine, joined["token"])
-        self._orphan_after = number(joined.get("orphan_after")) or self._orphan_after
-        self._report_seconds = number(joined.get("report_seconds")) or REPORT_SECONDS
+        self._orphan_after = seconds_between(joined.get("orphan_after"), *ORPHAN_LIMITS) or self._orphan_after
+        self._report_seconds = _report_seconds(joined) or REPORT_SECONDS
         self._init.start(str(joined.get("init_script") or ""), joined.get("cpu_only") is True)
         self._log(f"is {self._options.machine}, with {self._facts.gpus} GPUs")
         return True
@@ -193,7 +198,7 @@ class MachineAgent:
         client = self._client
         assert client is not None
         answer = client.report(self._report)
-        self._report_seconds = number(answer.get("report_seconds")) or self._report_seconds
+        self._report_seconds = _report_seconds(answer) or self._report_seconds
         if client.token != self._folder.joined.get("token"):
             self._folder.keep({**self._folder.joined, "token": client.token})
 
@@ -253,6 +258,9 @@ class MachineAgent:
             if kill_at is not None and self._clock() >= kill_at:
                 self._workers.kill()
             self._act(start=False)
+            if self._workers.stuck_for() >= KILLED_SECONDS:
+                self._log("ends without them: what does not die holds up nothing else")
+                break
             time.sleep(0.1)
         self._ended.set()
         if self._client is not None and not self._end_reason:
@@ -265,3 +273,7 @@ class MachineAgent:
         with contextlib.suppress(OSError):
             self._act(start=False)
             self._send_report()
+
+
+def _report_seconds(answer: dict[str, Any]) -> float | None:
+    return seconds_between(answer.get("report_seconds"), *REPORT_LIMITS)

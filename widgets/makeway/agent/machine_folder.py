@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
+import stat
 import threading
 
 from ..launcher.attempt import boot_id
@@ -21,10 +23,46 @@ if TYPE_CHECKING:
 
 NO_BOOT_ID = "unknown-boot"
 """The boot of machines whose kernel does not show one"""
+LOCK_FOLDERS = ("/run/lock", "/tmp")
+"""Where the locks of machines are: folders that are the same for all agents, and empty after a boot"""
 
 
 class FolderInUse(OSError):
     """Another agent uses the folder."""
+
+
+class MachineInUse(OSError):
+    """Another agent is this machine, with a folder of its own."""
+
+
+def lock_machine(machine: str, url: str, folders: tuple[str, ...] = ()) -> int | None:
+    """Return a lock that one agent of a machine and service holds, whatever its folder; None where none can be had.
+
+    The local provider's machines are folders, with one agent each. Others' files in a folder for all are passed over.
+    """
+    local = os.environ.get("LOCAL_MACHINE_FOLDER", "")
+    name = f"makeway-agent-{machine}-{re.sub('[^A-Za-z0-9.]+', '_', url)}"[:250]
+    for folder in folders or ((local,) if local else LOCK_FOLDERS):
+        descriptor = -1
+        try:
+            path = os.path.join(folder, f"{name}.lock")
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            status = os.fstat(descriptor)
+            if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, str(os.getpid()).encode())
+                return descriptor
+            os.close(descriptor)
+        except BlockingIOError as error:
+            other = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            message = f"another agent is {machine} already, with a folder of its own: end process {other} first"
+            raise MachineInUse(message) from error
+        except OSError:  # such as a disk that is full: without it a machine does not stay without an agent
+            if descriptor >= 0:
+                os.close(descriptor)
+    return None
 
 
 class MachineFolder:

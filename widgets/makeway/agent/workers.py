@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from ..launcher.attempt import CREDENTIALS
+from ..launcher.processes import stat
 from ..launcher.removal import remove_tree
 from .init_script import is_running
 from .machine_folder import MachineFolder
@@ -38,6 +39,10 @@ START_SECONDS = 60.0
 RETRY_SECONDS = 5.0
 REMOVAL_SECONDS = 120.0
 """Seconds for which the removal of a container is waited for before its worker counts as ended"""
+LAST_REMOVAL_SECONDS = 10.0
+"""The same on a machine that ends, whose containers end with it"""
+STUCK_SECONDS = 20.0
+"""Seconds from a SIGKILL after which it is said that a process does not die"""
 FORGOTTEN_SECONDS = 60.0
 CANNOT_START = 126
 MAX_MESSAGE = 1000
@@ -64,6 +69,9 @@ class AgentWorker:
         self.next_try = now
         self.unwanted_since: float | None = None
         self.terminated_at: float | None = None
+        self.killed_at: float | None = None
+        """when it was killed first, while something of it is still there"""
+        self.stuck_told = False
 
     def as_report(self) -> dict[str, Any]:
         """Return the worker as the service takes it."""
@@ -112,6 +120,7 @@ class MachineWorkers:
         container_user: str = "",
     ) -> None:
         self._container_user = container_user
+        self._removal_seconds = REMOVAL_SECONDS
         self._forgotten: subprocess.Popen[bytes] | None = None
         self._forgotten_at = clock()
         self._folder = folder
@@ -140,7 +149,9 @@ class MachineWorkers:
 
     def terminate(self) -> None:
         """Have every launcher end as on a machine that is stopping: the job may save until its own deadline."""
+        self._removal_seconds = LAST_REMOVAL_SECONDS
         for worker in self.workers.values():
+            worker.removal_until = min(worker.removal_until, self._clock() + LAST_REMOVAL_SECONDS)
             if worker.terminated_at is None and worker.record:
                 worker.terminated_at = self._clock()
                 worker.signal(signal.SIGTERM)
@@ -150,9 +161,30 @@ class MachineWorkers:
     def kill(self) -> None:
         """Kill every launcher, and what it started."""
         for worker in self.workers.values():
-            worker.signal(signal.SIGKILL)
+            self._kill(worker)
             if worker.process is not None:
                 worker.process.kill()
+
+    def stuck_for(self) -> float:
+        """Return the seconds since the newest kill of what does not die, as in state D; 0 if anything else runs."""
+        killed = [worker.killed_at for worker in self.workers.values() if worker.may_run]
+        return min((self._clock() - at if at is not None else 0.0 for at in killed), default=0.0)
+
+    def _kill(self, worker: AgentWorker) -> None:
+        worker.signal(signal.SIGKILL)
+        self._note_killed(worker, [worker.record["pid"]] if is_running(worker.record) else [])
+
+    def _note_killed(self, worker: AgentWorker, pids: list[int]) -> None:
+        """Remember since when processes were killed that are still there, and say once that they do not die."""
+        if not pids:
+            return
+        now = self._clock()
+        worker.killed_at = now if worker.killed_at is None else worker.killed_at
+        if now - worker.killed_at >= STUCK_SECONDS and not worker.stuck_told:
+            worker.stuck_told = True
+            shown = ", ".join(f"{pid} in state {found.state}" for pid in pids if (found := stat(pid)) is not None)
+            why = "a disk or a driver may hang (state D)" if " D" in shown else "it is not allowed to"
+            self._log(f"{_named(worker.key)}: killed, and does not end: process {shown}; {why}. Its GPUs stay taken")
 
     def sync(self, orders: MachineOrders | None, *, start: bool = True) -> None:
         """Do what the orders ask for that is not done yet; without orders nothing is started or ended by them."""
@@ -214,7 +246,8 @@ class MachineWorkers:
             running = os.path.exists(os.path.join(worker.folder, attempt, "running.json"))
             worker.state = "running" if running else worker.state
             return
-        if worker.record.get("boot") == self._boot and kill_leftovers(worker.folder):
+        if worker.record.get("boot") == self._boot and (pids := kill_leftovers(worker.folder)):
+            self._note_killed(worker, pids)
             return  # its GPUs are not free before nothing of it runs
         if worker.record.get("container") and not self._removed(worker):
             return
@@ -235,7 +268,7 @@ class MachineWorkers:
         """Whether the container of a worker that has ended is removed, or was waited for long enough."""
         now = self._clock()
         if worker.removal is None:
-            worker.removal_until = now + REMOVAL_SECONDS
+            worker.removal_until = now + self._removal_seconds
             with contextlib.suppress(OSError):
                 worker.removal = _process("--remove-container", worker.folder)
         if worker.removal is not None and worker.removal.poll() is not None:
@@ -259,7 +292,7 @@ class MachineWorkers:
         if worker.state == "exited" or (not worker.record and now >= worker.unwanted_since + UNWANTED_SECONDS):
             self._forget(worker)
         elif now >= worker.unwanted_since + UNWANTED_SECONDS + TERMINATE_SECONDS:
-            worker.signal(signal.SIGKILL)
+            self._kill(worker)
         elif now >= worker.unwanted_since + UNWANTED_SECONDS and worker.terminated_at is None:
             worker.terminated_at = now
             worker.signal(signal.SIGTERM)

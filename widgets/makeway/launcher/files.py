@@ -87,6 +87,12 @@ def number(value: Any) -> float | None:
     return float(value)
 
 
+def seconds_between(value: Any, minimum: float, maximum: float) -> float | None:
+    """Return a duration that is not shorter or longer than makes sense; None for what is none."""
+    given = number(value)
+    return min(maximum, max(minimum, given)) if given is not None and given > 0 else None
+
+
 def exact_integer(value: Any) -> int | None:
     """Return an integer that every reader of JSON keeps exactly; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**53:
