@@ -143,6 +143,35 @@ def test_what_forbids_a_launch_is_told_plainly(deployment: Deployment, expected:
     )
 
 
+@pytest.mark.parametrize(
+    ("deployment", "workers", "expected"),
+    [
+        (replace(POOL, max_machines=1), 2, "for 1: at most 1 machine is allowed. cloud has 0 of at most 1 mach"),
+        (POOL, 5, "for 3: at most 3 machines of type g2 are allowed. cloud has 0 of at most 3 machines."),
+        (
+            replace(POOL, hourly_budget=4 * EURO),
+            2,
+            "for 1: the budget of an hour leaves no room, as 0.00 of 4.00 EUR are taken and a machine of type g2 "
+            "costs 3.00 EUR/h.",
+        ),
+    ],
+)  # fmt: skip
+def test_a_gang_is_told_for_how_many_of_its_workers_one_deployment_could_launch(
+    deployment: Deployment, workers: int, expected: str
+) -> None:
+    """Of two gangs of one shape only the first one is tried; both are told the same."""
+    gangs = [gpu_work(f"job-{number}", workers=workers) for number in (1, 2)]
+    result = told(fleet_of(deployment, *gangs))
+    head = f"No machine is coming for it: one deployment has to launch the machines for all {workers} workers, "
+    for job in ("job-1", "job-2"):
+        assert sentence(words(result, job).facts).startswith(f"{head}and cloud could only do so {expected}")
+
+
+def test_a_gang_of_which_no_worker_gets_a_machine_is_told_of_the_limit_alone() -> None:
+    full = told(fleet_of(replace(POOL, max_machines=0), gpu_work(workers=2)))
+    assert sentence(words(full).facts).startswith("No machine is coming for it: at most 0 machines are allowed.")
+
+
 def test_a_deployment_that_is_deleted_is_told_as_such() -> None:
     assert sentence(words(told(fleet_of(POOL, gpu_work()), deleting=True)).facts).startswith(
         "No machine is coming for it: cloud is being deleted."

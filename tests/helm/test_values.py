@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, get_args
 
+import promql_parser
 import pytest
 import yaml
 from charts import CHART
@@ -17,8 +18,6 @@ from makeway_quota.autoscale.backoff import FailureClass
 from makeway_quota.metrics import REGISTRY
 from makeway_quota.policy import read_policy
 from makeway_quota.settings import ServiceSettings
-
-SERIES = re.compile(r"(makeway_\w+)(?:\{(\w+)=)?")
 
 
 def schema() -> dict[str, Any]:
@@ -106,28 +105,79 @@ def test_alerts_are_about_series_and_labels_that_the_service_exports() -> None:
     assert_exported([rule["expr"] for rule in rules.values()])
     classes = set(get_args(FailureClass))
     for name, rule in rules.items():
-        grouped = {
-            label.strip() for result in re.findall(r"by \(([^)]*)\)", rule["expr"]) for label in result.split(",")
-        }
         told = " ".join(rule["annotations"].values())
-        assert set(re.findall(r"\$labels\.(\w+)", told)) <= grouped, name
+        assert set(re.findall(r"\$labels\.(\w+)", told)) <= labels_of(promql_parser.parse(rule["expr"])), name
         for chosen in re.findall(r'failure=~?"([^"]+)"', rule["expr"]):
             assert set(chosen.split("|")) <= classes, name
         assert rule["labels"]["severity"] in ("critical", "warning")
+        assert promql_parser.parse_duration(rule.get("for", "1m")).total_seconds() >= 60
     assert len(rules) >= 5
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "max by (part) (makeway_part_works) = 0",
+        "max by (part) (makeway_part_works[5m]) == 0",
+        "sum(rate(makeway_decisions_total))",
+        "max by (part) (makeway_part_work) == 0",
+        "max by (party) (makeway_part_works) == 0",
+        'max(makeway_machine_spend{periods="month"}) > 1',
+        "vector(1) > 0",
+    ],
+)
+def test_an_expression_that_prometheus_would_refuse_or_find_nothing_for_is_noticed(expression: str) -> None:
+    with pytest.raises((AssertionError, ValueError)):
+        assert_exported([expression])
+
+
 def assert_exported(expressions: Iterable[str]) -> None:
-    """Check that each series and label of PromQL expressions is exported."""
+    """Check that PromQL expressions can be parsed, types included, and that each series and label is exported."""
     series = exported()
     for expression in expressions:
-        used = SERIES.findall(expression)
-        assert used, expression
-        for name, label in used:
-            assert name in series, expression
-            assert not label or label in series[name], expression
-        for grouped in re.findall(r"by \(([^)]*)\)", expression):
-            assert {one.strip() for one in grouped.split(",")} <= series[used[0][0]], expression
+        parsed = promql_parser.parse(expression)
+        chosen = selectors(parsed)
+        assert chosen, expression
+        for one in chosen:
+            assert one.name in series, expression
+            labels = {matcher.name for matcher in one.matchers.matchers}
+            assert labels <= series[one.name], expression
+        for aggregation in found(parsed, promql_parser.AggregateExpr):
+            grouped = set(aggregation.modifier.labels if aggregation.modifier else ())
+            assert all(grouped <= series[one.name] for one in selectors(aggregation.expr)), expression
+
+
+def found(expression: Any, kind: type[Any]) -> list[Any]:
+    """Return the parts of an expression that are of a kind."""
+    result: list[Any] = []
+
+    def visit(part: Any) -> None:
+        if isinstance(part, kind):
+            result.append(part)
+
+    promql_parser.walk(expression, visit)
+    return result
+
+
+def selectors(expression: Any) -> list[Any]:
+    """Return what an expression selects, each once."""
+    ranges = [one.vector_selector for one in found(expression, promql_parser.MatrixSelector)]
+    return [*found(expression, promql_parser.VectorSelector), *ranges]
+
+
+def labels_of(expression: Any) -> set[str]:
+    """Return the labels of the result of an expression: those of its aggregation, of both sides of an operator."""
+    if isinstance(expression, promql_parser.BinaryExpr):
+        sides = (expression.lhs, expression.rhs)
+        of_sides = [labels_of(one) for one in sides if not isinstance(one, promql_parser.NumberLiteral)]
+        return set.intersection(*of_sides) if of_sides else set()
+    if isinstance(expression, promql_parser.ParenExpr):
+        return labels_of(expression.expr)
+    if isinstance(expression, promql_parser.AggregateExpr):
+        return set(expression.modifier.labels if expression.modifier else ())
+    if isinstance(expression, promql_parser.Call):
+        return set().union(*(labels_of(one) for one in expression.args))
+    return set().union(*(exported()[one.name] for one in selectors(expression)))
 
 
 def test_the_dashboards_states_of_gpus_are_those_of_the_service() -> None:

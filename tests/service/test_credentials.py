@@ -253,6 +253,8 @@ async def test_keys_are_replaced_without_a_restart(tmp_path: Path) -> None:
         key.write_bytes(new + old)
         assert await credentials.files("rnd") == {"storage": STORAGE}
         assert (await root.credentials_reseal()).credentials == 1
+        told = "root sealed 1 credential anew with the first key of the service."
+        assert next(line.message for line in await root.decisions() if line.verb == "credential") == told
         key.write_bytes(new)
         assert await credentials.files("rnd") == {"storage": STORAGE}
         key.write_bytes(old)

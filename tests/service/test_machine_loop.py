@@ -18,6 +18,7 @@ from makeway_quota.autoscale.demand import PendingWork
 from makeway_quota.autoscale.deployment import Deployment
 from makeway_quota.autoscale.instances import Instance
 from makeway_quota.autoscale.machine import Machine
+from makeway_quota.autoscale.prospects import NoLaunch
 from makeway_quota.autoscale.provider import JoinData, Provider
 from makeway_quota.autoscale.providers.memory import MemoryProvider
 from makeway_quota.control.machines import deployment_driver, machine_loop
@@ -31,6 +32,7 @@ from makeway_quota.store.errors import NotLeading
 from makeway_quota.store.records import NewWorkload
 from makeway_quota.store.rows import initial_record
 from makeway_quota.values import Notice, Place
+from makeway_quota.wording.machines import CAUSES
 from running import python, running
 from sqlalchemy import event
 
@@ -163,6 +165,76 @@ async def test_a_pause_holds_though_the_provider_cannot_be_made_anew(
         await world.turn()
         world.needs()
     assert [row.state for row in world.rows] in (["draining"], ["terminating"], [])
+
+
+async def test_a_deployment_whose_provider_cannot_be_made_says_why_and_forgets_no_machine(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new leader has no provider of an earlier document: as after a restart without the provider's package."""
+    world.deploy()
+    world.deploy("other")
+    [row] = await world.grown("a")
+    [(name, cloud)] = [(name, one) for name, one in world.providers.items() if one.running()]
+    world.lead()
+    world.loop = world.new_loop()
+    world.loop.quarantine = Quarantine(lambda: world.now)
+    able = world.provider
+
+    def missing(deployment: Deployment) -> Provider:
+        if deployment.name == name:
+            raise ValueError("The provider aws needs boto3 beside the service: install Makeway with its extra `aws`.")
+        return able(deployment)
+
+    monkeypatch.setattr(world.loop, "_make_provider", missing)
+    for _ in range(4):
+        world.report(row)
+        await world.turn()
+        world.needs("a", "b")
+    status = world.loop.status(name)
+    assert status is not None
+    assert (status.problem, status.unusable) == (
+        "The provider aws needs boto3 beside the service: install Makeway with its extra `aws`.", True
+    )  # fmt: skip
+    assert {one.deployment for one in world.rows if one.id != row.id} == {"cloud", "other"} - {name}, "it launches none"
+    assert any(one.name == name for one in world.loop.quarantine.entries), "pages and probes name it, too"
+    for _ in range(20):  # it has nothing to do, and is to be ended
+        world.report(row)
+        world.needs()
+        await world.turn(20)
+    assert [one.state for one in world.rows if one.id == row.id] == ["terminating"]
+    assert list(cloud.running()) == [row.instance], "no call was made, and none is forgotten"
+
+    monkeypatch.setattr(world.loop, "_make_provider", able)
+    for _ in range(60):
+        await world.turn(10)
+    assert not cloud.running()
+    assert [one.id for one in world.rows if one.id == row.id] == []
+    status = world.loop.status(name)
+    assert status is not None
+    assert (status.problem, status.unusable) == ("", False)
+
+
+async def test_a_provider_that_cannot_be_made_anew_launches_nothing_and_tells_those_who_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.deploy()
+    [row] = await world.grown("a")
+
+    def locked(deployment: Deployment) -> Provider:
+        raise ValueError("no key")
+
+    monkeypatch.setattr(world.loop, "_make_provider", locked)
+    world.store.deployments.save("cloud", DOCUMENT.format(name="cloud", machines=3) + "title: C\n", 1, "ad", world.now)
+    for _ in range(4):
+        world.report(row)
+        world.needs("b", busy=(row.id,))
+        await world.turn()
+    assert [one.id for one in world.rows] == [row.id]
+    [(_, told)] = world.loop.prospects or ()
+    prospect = told["b"]
+    assert isinstance(prospect, NoLaunch)
+    [cause] = prospect.causes
+    assert CAUSES[cause.code](cause.values) == "the service cannot use the provider of C"
 
 
 async def test_nothing_is_launched_before_a_cycle_says_what_waits(world: World) -> None:

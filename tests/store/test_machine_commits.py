@@ -15,6 +15,7 @@ from makeway_quota.autoscale.machine import Machine
 from makeway_quota.autoscale.step import MachineChanges, MachineRows
 from makeway_quota.control.machines.tokens import MachineTokens
 from makeway_quota.store import Store, StoreError, open_store
+from makeway_quota.store.machines.log import add_events, event_of
 from sqlalchemy import event
 
 from .machine_rows import end, launch, row_of
@@ -330,3 +331,19 @@ def test_listeners_of_commits_are_called_and_the_stream_is_told_of_states(store:
     [told] = store.events(last)
     assert (told.kind, told.team, told.data) == ("machines", None, {"deployment": "cloud", "machines": ["m-1"]})
     assert len(called) == 2
+
+
+@pytest.mark.parametrize(("changes", "recent"), [(0, 0), (150, 20), (500, 20), (500, 199), (500, 200), (500, 450)])
+def test_a_history_has_all_changes_of_its_time_however_long_the_log_is(store: Store, changes: int, recent: int) -> None:
+    """Of the machines that have changed in it, the state before counts, too."""
+    states = ("requested", "booting", "ready", "draining")
+    told = [(START + at, f"m-{at % 7}", states[at // 7 % 4]) for at in range(changes)]
+    with store._database.write() as connection:
+        add_events(connection, [event_of("cloud", id, state, "", "", at) for at, id, state in told])
+    history = store.machine_log.states("cloud", START + changes - recent)
+    assert list(history.changes) == told[changes - recent :]
+    before = {id: state for _, id, state in told[: changes - recent]}
+    changed = {id for _, id, _ in history.changes}
+    assert {id: state for id, state in history.earlier.items() if id in changed} == {
+        id: state for id, state in before.items() if id in changed
+    }

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 
 import pytest
+from autoscale.fleet import machine
 from cryptography.fernet import Fernet
+from makeway_quota.autoscale.step import MachineChanges
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.records import NewDecision
 from makeway_quota.store.storage.sealed_secrets import (
     KEY_FILE,
+    CredentialInUse,
     CredentialNameTaken,
     PolicyChanged,
     SecretKeys,
     SecretsLocked,
     StoredCredential,
 )
+
+from .machine_rows import end, launch, row_of
 
 SAID = NewDecision("credential", None, None, "root", "credential", "root set a credential.", {})
 
@@ -87,11 +93,45 @@ def test_teams_share_a_name_and_each_gets_its_own_value_before_that_of_all_teams
         ("storage", "rnd"),
         ("storage", "sales"),
     ]
-    assert store.secrets.reseal(keys) == 4
+    assert store.secrets.reseal(keys, 2.0, lambda many: replace(SAID, message=f"{many} were sealed.")) == 4
+    assert [line.message for line in store.decisions()][:1] == ["4 were sealed."]
     assert store.secrets.delete("rnd", "storage", 2.0, SAID)
     assert not store.secrets.delete("rnd", "storage", 2.0, SAID)
     assert values_of(store, keys, "rnd") == {"storage": "of all", "other": "other"}
     assert values_of(store, keys, "sales")["storage"] == "of sales"
+
+
+@pytest.mark.covers("F73")
+def test_the_credential_of_a_deployment_stays_while_it_has_machines(store: Store, tmp_path: Path) -> None:
+    """Else its provider would log in with those of the service's environment, and find none of them."""
+    keys = SecretKeys(tmp_path / "keys", made=True)
+    term = launch(store, "m-1", "m-2")
+    write(store, keys, "cloud")
+    with pytest.raises(CredentialInUse, match="deployment cloud logs in with this credential, and has 2 machines that"):
+        store.secrets.delete("", "cloud", 2.0, SAID)
+    assert store.secrets.cloud(keys, "cloud") == {"access_key_id": "v"}
+    write(store, keys, "cloud", "file", "rnd")
+    assert store.secrets.delete("rnd", "cloud", 2.0, SAID), "one of a team is another one"
+    end(store, term, "m-1", "m-2")
+    assert store.secrets.delete("", "cloud", 2.0, SAID)
+    assert store.secrets.cloud(keys, "cloud") == {}
+
+
+def test_no_machine_is_launched_by_a_credential_that_was_deleted_or_replaced(store: Store, tmp_path: Path) -> None:
+    """The leader hears of a change only after it: what it launched by the one before could not be ended."""
+    keys = SecretKeys(tmp_path / "keys", made=True)
+    term = launch(store, "m-1")
+
+    def commits(id: str, set_at: float | None) -> bool:
+        changes = MachineChanges((machine(id=id, term=term),), credential_set_at=set_at)
+        return store.machines.commit("cloud", term, changes)
+
+    assert not commits("m-2", 1.0)
+    write(store, keys, "cloud")
+    assert not commits("m-2", None)
+    assert commits("m-2", 1.0)
+    changed = replace(row_of(store, "m-2"), state="booting")
+    assert store.machines.commit("cloud", term, MachineChanges(changed=(changed,))), "answers hold with any"
 
 
 def test_a_value_is_replaced_only_under_its_own_kind_and_team(store: Store, tmp_path: Path) -> None:

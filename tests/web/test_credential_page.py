@@ -9,8 +9,10 @@ import re
 import httpx2
 import pytest
 import yaml
+from autoscale.fleet import machine
 from axe import AXE
 from makeway_api.models import PolicyRequest
+from makeway_quota.autoscale.step import MachineChanges
 from playwright.async_api import Response, expect
 from web.portal import EVIL, PEOPLE, PREFIX, Portal, serving
 from web.test_deployment_story import administrator
@@ -103,6 +105,25 @@ async def test_a_credential_of_a_cloud_names_its_deployment_and_goes_at_once_wit
     assert "sealed too" not in form, "a credential of a cloud has no server and no user"
     assert "the deployment cloud" in words(await admin.get(PAGE))
     assert "cloud is in use by the deployment cloud." in words(await admin.post(f"{PAGE}/cloud/delete"))
+    assert "cloud" in stored(web)
+    assert KEY not in admin.served
+
+
+@pytest.mark.covers("F73")
+async def test_the_credential_of_a_deployment_with_machines_is_not_deleted_and_the_page_says_what_to_do(
+    web: Portal,
+) -> None:
+    admin = Secretive(await web.browser("root"))
+    await admin.post(PAGE, **CLOUD_KEY)
+    await saved(web, CLOUD)
+    store = store_of(web)
+    term = web.run.service.components.leader.check()
+    launched = MachineChanges((machine(term=term),), credential_set_at=store.secrets.cloud_times()["cloud"])
+    assert store.machines.commit("cloud", term, launched)
+    asks = await admin.post(f"{PAGE}/cloud/delete")
+    [token] = re.findall(r'name="confirmation" value="([^"]+)"', asks)
+    refused = words(await admin.post(f"{PAGE}/cloud/delete", 409, confirmation=html.unescape(token)))
+    assert "The deployment cloud logs in with this credential, and has 1 machine that could not be ended" in refused
     assert "cloud" in stored(web)
     assert KEY not in admin.served
 

@@ -74,7 +74,7 @@ async def test_each_panel_shows_a_change_within_five_seconds(web: Portal, url: s
     await shown("work", lambda: commit("m-1", attempts=1), panel["running"], r"machines\s+1\s.*m-1")
     for name in ("patient", "queued"):
         submitted = lambda name=name: web.run.submit("ana", name, profile="gpu3", workers=4)  # noqa: E731
-        await shown(f"the task {name}", submitted, panel["queues"], rf"rnd / gpu3\s+.*{name}")
+        await shown(f"the task {name}", submitted, panel["queues"], rf"R&D / 3 GPUs\s+.*{name}")
     await expect(panel["queues"]).to_contain_text(re.compile(r"2 waiting"))
     ended = lambda: commit("m-1", state="terminating", reason="idle")  # noqa: E731
     await shown("an end", ended, panel["log"], "It had no work for idle_timeout")

@@ -138,6 +138,10 @@ class Deployment:
     """what the provider needs besides, such as a region"""
     revision: int = 0
     """the version of its document in the store"""
+    credential_set_at: float | None = None
+    """when the stored credential was set that its provider logs in with; None without one"""
+    can_launch: bool = True
+    """whether the service can use its provider; else nothing is launched"""
 
     @property
     def limited(self) -> bool:

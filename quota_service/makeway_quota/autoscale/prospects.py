@@ -59,7 +59,10 @@ class MachinesStarting:
 
 
 class Cause(NamedTuple):
-    """Why no machine of a type is launched: a reason code and its parameters, such as the limit that is reached."""
+    """Why no machine of a type is launched: a reason code and its parameters, such as the limit that is reached.
+
+    For a workload of several `workers` the first cause says for how many of them it could launch (`placed`).
+    """
 
     code: str
     values: Mapping[str, float | str]
@@ -258,8 +261,11 @@ def _no_launch(
         return NoLaunch(counts.of(work.pools), (causes.too_small(types),))
     by_type = {(refusal.type, refusal.code): refusal for refusal in refusals if refusal.code != "too_small"}
     retries = [refusal.until for refusal in refusals if refusal.until is not None]
-    result = (causes.of(refusal, work) for refusal in by_type.values())
-    return NoLaunch(counts.of(work.pools), tuple(_without_duplicates(result)), min(retries, default=None))
+    result = _without_duplicates(causes.of(refusal) for refusal in by_type.values())
+    if result and (placed := max(refusal.placed for refusal in by_type.values())):
+        values: dict[str, float | str] = {"deployment": causes.name, "workers": work.workers, "placed": placed}
+        result[0] = Cause(result[0].code, {**result[0].values, **values})
+    return NoLaunch(counts.of(work.pools), tuple(result), min(retries, default=None))
 
 
 def _without_duplicates(causes: Iterable[Cause]) -> list[Cause]:
@@ -284,27 +290,30 @@ class _Causes:
 
     def too_small(self, types: Sequence[MachineType]) -> Cause:
         largest = max(0 if machine_type.cpu_only else machine_type.gpus for machine_type in types)
-        return Cause("too_small", {"deployment": self._name, "gpus": float(largest)})
+        return Cause("too_small", {"deployment": self.name, "gpus": float(largest)})
 
-    def of(self, refusal: LaunchRefusal, work: PendingWork) -> Cause:
+    def of(self, refusal: LaunchRefusal) -> Cause:
         code, machine_type = refusal.code, self.deployment.type(refusal.type)
         if code == "paused":
-            return Cause("deleting" if self.deleting else "paused", {"deployment": self._name})
+            return Cause("deleting" if self.deleting else "paused", {"deployment": self.name})
         if code in ("throttled", "denied"):
             return Cause(code, {})
+        if code == "no_provider":
+            return Cause(code, {"deployment": self.name})
         if machine_type is None:
             return Cause(code, {"type": refusal.type})
         if code == "max_machines":
-            return self._limit(machine_type, work)
+            return self._limit(machine_type)
         if code in ("hour_budget", "month_budget") and self.money is not None:
             return self._budget(code, machine_type, self.money)
-        return Cause(code, {"type": machine_type.name, "deployment": self._name})
+        return Cause(code, {"type": machine_type.name, "deployment": self.name})
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """Return the title of the deployment."""
         return self.deployment.title or self.deployment.name
 
-    def _limit(self, machine_type: MachineType, work: PendingWork) -> Cause:
+    def _limit(self, machine_type: MachineType) -> Cause:
         machines = self.type_counts[machine_type.name]
         if machine_type.max_machines <= self.deployment.max_machines and machines >= min(
             machine_type.max_machines, len(self.rows)
@@ -316,7 +325,7 @@ class _Causes:
             }
         else:
             values = {"type": "", "limit": self.deployment.max_machines, "machines": len(self.rows)}
-        return Cause("max_machines", values | {"deployment": self._name, "workers": work.workers})
+        return Cause("max_machines", values | {"deployment": self.name})
 
     def _budget(self, code: str, machine_type: MachineType, money: Money) -> Cause:
         price = max((machine_type.price_in(market) or 0 for market in machine_type.markets()), default=0)

@@ -54,6 +54,29 @@ class ProviderError(Exception):
     instance: str = ""
 
 
+class UnusableProvider:
+    """What stands for a provider that cannot be made, as its credential or a package is missing: refuses each call."""
+
+    def __init__(self, problem: str) -> None:
+        self._problem = problem
+
+    def check(self) -> None:
+        """Raise Denied with the problem, as all methods do."""
+        raise Denied(self._problem)
+
+    def list(self, deployment: str, now: float) -> InstanceList:
+        raise Denied(self._problem)
+
+    def launch(self, request: str, token: str, join: JoinData | None = None) -> Instance:
+        raise Denied(self._problem)
+
+    def terminate(self, instance: str) -> bool:
+        raise Denied(self._problem)
+
+    def console(self, instance: str) -> str:
+        raise Denied(self._problem)
+
+
 class StockOut(ProviderError):
     """The provider has no such machine in this zone and market now."""
 

@@ -40,12 +40,16 @@ class Launch(NamedTuple):
 
 
 class LaunchRefusal(NamedTuple):
-    """Why no machine is launched for a workload ("" for spare machines), with the time when it is tried again."""
+    """Why no machine is launched for a workload ("" for spare machines), with the time when it is tried again.
+
+    `placed`: for how many workers of the workload there was room or a launch before, all of which was undone.
+    """
 
     workload: str
     type: str
     code: str
     until: float | None = None
+    placed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,7 @@ class _Sizer:
                     for one in (*idle, *others):
                         one.room.used = True
                     return None
-                result = self._on_new(work)
+                result = self._on_new(work, number)
             if result is not None:
                 others.append(result)
             else:
@@ -177,19 +181,24 @@ class _Sizer:
                 return []
         return [*idle, *others]
 
-    def _on_new(self, work: PendingWork) -> TakenRoom | None:
+    def _on_new(self, work: PendingWork, placed: int) -> TakenRoom | None:
+        """Launch a machine for one worker, where others of the workload have room; the refusals tell how many."""
+        before = len(self.refusals)
         for pool in work.pools:
             for machine_type in self.deployment.types_of(pool):
                 if not fits_on(machine_type, work):
                     self._refuse(work.workload, machine_type, "too_small")
                 elif self.open(machine_type, work.workload):
                     return self.rooms.take_on(MachineRoom.of(machine_type), work)
+        self.refusals[before:] = [one._replace(placed=placed) for one in self.refusals[before:]]
         return None
 
     def open(self, machine_type: MachineType, workload: str = "") -> bool:
         """Launch one machine of a type, in the first market and zone that is not held back, if all limits allow it."""
         if self.deployment.paused:
             return self._refuse(workload, machine_type, "paused")
+        if not self.deployment.can_launch:
+            return self._refuse(workload, machine_type, "no_provider")
         if self.total >= self.deployment.max_machines or self.of_type[machine_type.name] >= machine_type.max_machines:
             return self._refuse(workload, machine_type, "max_machines")
         seconds = machine_type.spin_up_timeout + machine_type.idle_timeout + max_ending_seconds(self.deployment)

@@ -58,6 +58,7 @@ class MachineChanges:
     `changed` have the version that they were read with: the store refuses all of it if one has another. `spent` is
     added to the closed spend of each month. `backoffs` and `first_seen` replace all of the deployment, None nothing.
     `revision`: of the document that it was decided by, compared as the versions are; None for what holds with any.
+    `credential_set_at`: when the credential was set with which machines are launched, compared where there are any.
     """
 
     launched: tuple[Machine, ...] = ()
@@ -66,6 +67,7 @@ class MachineChanges:
     spent: Mapping[str, int] = field(default_factory=dict)
     first_seen: Mapping[str, float] | None = None
     revision: int | None = None
+    credential_set_at: float | None = None
 
     def __bool__(self) -> bool:
         """Whether there is anything to write."""
@@ -320,7 +322,8 @@ def step(
             for id, places in sizing.served.items()
         }
     calls = [*_calls(work, seen), *(ProviderCall("terminate", None, orphan.id) for orphan in orphans)]
-    changes = replace(work.changes(), revision=deployment.revision)
+    set_at = deployment.credential_set_at
+    changes = replace(work.changes(), revision=deployment.revision, credential_set_at=set_at)
     if changes and not store.commit(deployment.name, leader.term, changes):
         return StepResult(False)
     overdue, rows_after = tuple(_overdue(work)), tuple(work.machines.values())

@@ -90,6 +90,7 @@ class PlanBuilder:
             "by": "sessions" if workload.non_preemptible else "all",
             "uses": from_milli(used),
             "reserved": from_milli(reserved),
+            "pool": pool,
         }
         numbers = {
             "gpus": from_milli(allocation.milli_gpus),

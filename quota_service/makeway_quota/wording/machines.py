@@ -46,6 +46,7 @@ REASONS: Mapping[str, str] = {
     "invalid": "The provider does not take the request.",
     "boot_failed": "Machines of this type did not become ready.",
     "spot_lost": "The provider takes back spot machines of this type.",
+    "no_provider": "The service cannot use the provider.",
     "soon_free": "Jobs that reach their time limit make room before it would be ready.",
 }
 """By the code of the cause: of states, of failures of launches, and of launches that are not made"""
@@ -60,8 +61,18 @@ CAN_LAUNCH = "Launches machines when work waits for them."
 CANNOT_LAUNCH = "Nothing is launched: this service has no backend for machines. Add machines to MAKEWAY_BACKEND."
 
 
-def deployment_activity(machines: int, *, paused: bool, deleting: bool, can_launch: bool = True) -> str:
-    """Return what a deployment does now; `machines` are not over. `can_launch`: whether the service launches any."""
+UNUSABLE = "Nothing is launched: the service cannot use its provider, and tries again."
+
+
+def deployment_activity(
+    machines: int, *, paused: bool, deleting: bool, can_launch: bool = True, unusable: bool = False
+) -> str:
+    """Return what a deployment does now; `machines` are not over.
+
+    `can_launch`: whether the service launches any; `unusable`: whether it cannot use the provider.
+    """
+    if unusable and (machines or not (deleting or paused)):
+        return UNUSABLE
     ending = f"{count(machines, 'machine')} {'ends' if machines == 1 else 'end'} first"
     if deleting:
         return f"Being deleted: {ending}." if machines else "Being deleted: it has no machines any more."
@@ -201,6 +212,7 @@ def _used_up(v: FactValues, what: str) -> str:
 
 CAUSES: Mapping[str, Callable[[FactValues], str]] = {
     "paused": lambda v: f"{v['deployment']} is paused",
+    "no_provider": lambda v: f"the service cannot use the provider of {v['deployment']}",
     "deleting": lambda v: f"{v['deployment']} is being deleted",
     "max_machines": _limit,
     "hour_budget": lambda v: _used_up(v, "of an hour"),
@@ -229,7 +241,15 @@ def no_launch(v: FactValues) -> str:
 
 
 def _why(v: FactValues) -> str:
-    return CAUSES[v["cause"]](v) if "cause" in v else _has(v)
+    if "cause" not in v:
+        return _has(v)
+    return f"{_partly(v)}: {CAUSES[v['cause']](v)}" if "placed" in v else CAUSES[v["cause"]](v)
+
+
+def _partly(v: FactValues) -> str:
+    """Return that machines for some of the workers are not enough, though other deployments may add the rest."""
+    all_of = f"one deployment has to launch the machines for all {v['workers']} workers"
+    return f"{all_of}, and {v['deployment']} could only do so for {v['placed']}"
 
 
 def _capital(text: str) -> str:

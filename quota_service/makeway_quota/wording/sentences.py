@@ -122,20 +122,25 @@ def _reserved(v: FactValues) -> str:
     return gpus(v["reserved"], "reserved GPU")
 
 
+def _starts(v: FactValues, names: Names) -> str:
+    """Return where a workload starts; lines of earlier releases name no pool."""
+    return f"Starts on {listed(v['nodes'])}" + (f" of {_pool(v, names)}" if "pool" in v else "")
+
+
 def _starts_in_quota(v: FactValues, names: Names) -> str:
-    return f"Starts on {listed(v['nodes'])}: {_uses(v, names)} {number(v['uses'])} of its {_reserved(v)}."
+    return f"{_starts(v, names)}: {_uses(v, names)} {number(v['uses'])} of its {_reserved(v)}."
 
 
 def _starts_nominated(v: FactValues, names: Names) -> str:
     return (
-        f"Starts on {listed(v['nodes'])}, where GPUs were nominated for it: {_uses(v, names)} {gpus(v['uses'])}, "
+        f"{_starts(v, names)}, where GPUs were nominated for it: {_uses(v, names)} {gpus(v['uses'])}, "
         f"more than the {number(v['reserved'])} reserved now."
     )
 
 
 def _starts_over_quota(v: FactValues, names: Names) -> str:
     return (
-        f"Starts on {listed(v['nodes'])} over quota: {names.team(v['team'])} uses {gpus(v['uses'])} and has "
+        f"{_starts(v, names)}, over quota: {names.team(v['team'])} uses {gpus(v['uses'])} and has "
         f"{number(v['reserved'])} reserved; this workload makes way {WHEN_NEEDED}."
     )
 

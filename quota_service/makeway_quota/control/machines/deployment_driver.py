@@ -24,7 +24,7 @@ from ...autoscale.instances import Instance, InstanceList
 from ...autoscale.machine import Machine, MachineEvent
 from ...autoscale.placement.shared_pools import OtherDeployment
 from ...autoscale.prospects import Prospect, WaitingDecision, p90_boot_seconds, prospects, same_prospects
-from ...autoscale.provider import JoinData, Provider, ProviderError
+from ...autoscale.provider import JoinData, Provider, ProviderError, UnusableProvider
 from ...autoscale.sizing import LaunchRefusal
 from ...autoscale.step import (
     ANSWER_TRIES,
@@ -61,7 +61,10 @@ Reports = Mapping[str, Sequence[MachineEvent]]
 
 @dataclass(frozen=True, slots=True)
 class DeploymentStatus:
-    """What the last step of a deployment said. `problem`: why its provider cannot be asked, "" where it can."""
+    """What the last step of a deployment said. `problem`: why its provider cannot be asked, "" where it can.
+
+    `unusable`: whether no provider can be made for it.
+    """
 
     at: float
     problem: str = ""
@@ -70,6 +73,7 @@ class DeploymentStatus:
     refusals: tuple[LaunchRefusal, ...] = ()
     money: Money | None = None
     overdue: tuple[str, ...] = ()
+    unusable: bool = False
 
 
 class MachineIdentity(NamedTuple):
@@ -129,13 +133,7 @@ class DeploymentDriver:
         """the machines that were ready when it was computed"""
         self._provider, self._store = provider, store
         self._identity, self._clock, self._wake, self._monotonic = identity, clock, wake, monotonic
-        max_threads = {
-            "launch": CALLS_AT_ONCE,
-            "terminate": CALLS_AT_ONCE,
-            "list": 1,
-            "check": 1,
-            "console": 4,
-        }
+        max_threads = {"launch": CALLS_AT_ONCE, "terminate": CALLS_AT_ONCE, "list": 1, "check": 1, "console": 4}
         self._threads = {
             kind: ThreadPoolExecutor(workers, thread_name_prefix=f"{kind}-{deployment.name}")
             for kind, workers in max_threads.items()
@@ -149,8 +147,7 @@ class DeploymentDriver:
         """Machine whose launch is under way, or instance whose end is, to the kind of the call"""
         self._listing = False
         self._list_due = 0.0
-        self._problem = ""
-        self._check_problem = ""
+        self._problem = self._check_problem = self._unusable = ""
         self._check_due: float | None = 0.0
         self._listed_at: float | None = None
         self._proved_at = -math.inf
@@ -175,13 +172,14 @@ class DeploymentDriver:
 
     def replace(self, deployment: Deployment, provider: Provider, *, deleting: bool) -> None:
         """Continue with an edited document."""
-        self.replace_document(deployment, deleting=deleting)
+        self.deployment = self._booting.deployment = deployment
+        self.deleting, self._unusable = deleting, ""
         self._provider, self._check_due = provider, 0.0
 
-    def replace_document(self, deployment: Deployment, *, deleting: bool) -> None:
-        """Continue with a document for which no provider could be made, with the provider of the one before."""
-        self.deployment = self._booting.deployment = deployment
-        self.deleting = deleting
+    def replace_document(self, deployment: Deployment, problem: str, *, deleting: bool) -> None:
+        """Continue with a document for which no provider can be made, by that of the one before; launch nothing."""
+        self.deployment = self._booting.deployment = replace(deployment, can_launch=False)
+        self.deleting, self._unusable = deleting, problem
 
     async def close(self) -> None:
         """Cancel what is under way; calls that were made and whose answers come later are found by the next leader."""
@@ -351,12 +349,13 @@ class DeploymentDriver:
     def _note(self, result: StepResult) -> None:
         self.status = DeploymentStatus(
             self._clock(),
-            self._problem or self._check_problem,
+            self._unusable or self._problem or self._check_problem,
             self._listed_at,
             result.unserved,
             result.refusals,
             result.money,
             result.overdue,
+            bool(self._unusable),
         )
 
     # -- the provider
@@ -412,7 +411,7 @@ class DeploymentDriver:
 
     def _begin(self, term: _Term, call: ProviderCall) -> None:
         target = call.machine.id if call.kind == "launch" and call.machine is not None else call.instance
-        if target in self._in_flight:
+        if target in self._in_flight or isinstance(self._provider, UnusableProvider):
             return
         self._in_flight[target] = call.kind
         self._spawn(self._call(term, call, target))

@@ -21,7 +21,7 @@ from ...autoscale.deployment import Deployment
 from ...autoscale.document import read_deployment
 from ...autoscale.machine import Machine, MachineEvent
 from ...autoscale.prospects import Prospect
-from ...autoscale.provider import JoinData, Provider
+from ...autoscale.provider import JoinData, Provider, ProviderError, UnusableProvider
 from ...backends.base import NodeStatus
 from ...backends.machines.machine_source import BACKEND
 from ...engine.plan import Demand, Plan
@@ -29,6 +29,7 @@ from ...engine.restarts import Restarts
 from ...engine.snapshot import Node, Pool
 from ...quarantine import Quarantine
 from ...store.records import StoredDeployment
+from ...store.storage.sealed_secrets import SecretsLocked
 from ...store.store import Store
 from ..change_set import ChangeSet
 from ..replicas.leader import Leader
@@ -349,22 +350,28 @@ class MachineLoop:
             if self._documents.get(name) == made_of or self.quarantine.is_backing_off(READING, "deployment", name):
                 continue
             with self.quarantine.guard(READING, "deployment", name):
-                await self._drive(one)
+                await self._drive(one, made_of[1])
                 self._documents[name] = made_of
 
     def _versions(self) -> tuple[dict[str, int], dict[str, float]]:
         """Return the versions of the documents, and when each credential of a cloud was set."""
         return self._store.deployments.versions(), self._store.secrets.cloud_times()
 
-    async def _drive(self, stored: StoredDeployment) -> None:
-        deployment = replace(read_deployment(stored.document, stored.name, stored=True), revision=stored.version)
-        driver = self._drivers.get(stored.name)
+    async def _drive(self, stored: StoredDeployment, credential_set_at: float | None) -> None:
+        read = read_deployment(stored.document, stored.name, stored=True)
+        deployment = replace(read, revision=stored.version, credential_set_at=credential_set_at)
         try:
             provider = await asyncio.to_thread(self._make_provider, deployment)
-        except Exception:
-            if driver is not None:  # a pause holds, and machines end, by what it logs in with so far
-                driver.replace_document(deployment, deleting=stored.deleting)
+        except Exception as error:  # a pause holds, and machines end, by what it logs in with so far, if it does
+            problem = _problem_of(error)
+            driver = self._driver_of(deployment, UnusableProvider(problem))
+            driver.replace_document(deployment, problem, deleting=stored.deleting)
             raise
+        self._driver_of(deployment, provider).replace(deployment, provider, deleting=stored.deleting)
+
+    def _driver_of(self, deployment: Deployment, provider: Provider) -> DeploymentDriver:
+        """Return the driver of a deployment; where there is none yet, one with this provider."""
+        driver = self._drivers.get(deployment.name)
         if driver is None:
             calls = MachineIdentity(new_machine_id, self._join, self._keep_console)
             driver = DeploymentDriver(
@@ -377,8 +384,8 @@ class MachineLoop:
                 self._monotonic,
             )
             driver.lead(self._leader.check(self._term), self._clock())
-            self._drivers[stored.name] = driver
-        driver.replace(deployment, provider, deleting=stored.deleting)
+            self._drivers[deployment.name] = driver
+        return driver
 
     async def _new_reports(self) -> Mapping[str, list[MachineEvent]]:
         """Return what machines reported since the last turn; in a new term all that is known."""
@@ -397,6 +404,12 @@ class MachineLoop:
                 if is_cancelled():
                     raise
                 log.exception("A deployment could not be left")
+
+
+def _problem_of(error: Exception) -> str:
+    """Return why a provider cannot be made, with the class of an error whose text is for no people."""
+    plain = isinstance(error, ProviderError | SecretsLocked | ValueError) and str(error)
+    return str(error) if plain else f"{type(error).__name__}: {error}"
 
 
 def _growing(world: World) -> set[str]:

@@ -12,13 +12,14 @@ from urllib.parse import quote
 
 from makeway_api.errors import MakewayError
 from makeway_api.models import Credential, CredentialRequest, Resealed
-from makeway_api.quantities import listed
+from makeway_api.quantities import count, listed
 
 from ...store.records import NewDecision
 from ...store.storage.sealed_secrets import (
     CLOUD,
     FILE,
     GIT,
+    CredentialInUse,
     CredentialNameTaken,
     PolicyChanged,
     SecretKeys,
@@ -93,13 +94,16 @@ class CredentialService:
         raise refuse(f"There is no credential {name} of {team}.", "not_found", 404)
 
     async def delete(self, caller: Caller, name: str, team: str | None = None) -> None:
-        """Remove a credential; attempts that run keep theirs until they end. Without `team`, the only one so named."""
+        """Remove a credential; attempts that run keep theirs until they end. Without `team`, the only one so named.
+
+        That of a deployment is refused while it has machines.
+        """
         context = self._context
         team = await self._only_team(caller, name) if team is None else team
         self.check_rights(caller, team)
         whose = f" of {team}" if team else ""
         decision = _decision(caller, name, team, f"{caller.name} deleted the credential {name}{whose}.")
-        if not await context.call(context.store.secrets.delete, team, name, context.clock(), decision):
+        if not await self._call(context.store.secrets.delete, team, name, context.clock(), decision):
             raise refuse(f"There is no credential {name}{whose}.", "not_found", 404)
 
     async def _only_team(self, caller: Caller, name: str) -> str:
@@ -134,7 +138,14 @@ class CredentialService:
     async def reseal(self, caller: Caller) -> Resealed:
         """Seal all with the first key of the file: the others are not needed any more then."""
         _only_administrators(caller)
-        return Resealed(credentials=await self._call(self._context.store.secrets.reseal, self._keys))
+        context = self._context
+
+        def decision(many: int) -> NewDecision:
+            message = f"{caller.name} sealed {count(many, 'credential')} anew with the first key of the service."
+            return NewDecision("credential", None, None, caller.name, "credential", message, {"credentials": many})
+
+        sealed = await self._call(context.store.secrets.reseal, self._keys, context.clock(), decision)
+        return Resealed(credentials=sealed)
 
     async def files(self, team: str) -> dict[str, str]:
         """Return the files that a worker of a team gets: by name, their content."""
@@ -156,6 +167,8 @@ class CredentialService:
             result: int = await self._context.call(work, *arguments)  # type: ignore[arg-type]
         except SecretsLocked as locked:
             raise refuse(str(locked), "credentials_locked", 409) from None
+        except CredentialInUse as used:
+            raise refuse(str(used), "credential_in_use", 409) from None
         except CredentialNameTaken as other:
             raise refuse(str(other), "other_credential", 409) from None
         except PolicyChanged as changed:

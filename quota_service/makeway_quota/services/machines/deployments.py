@@ -229,7 +229,7 @@ class DeploymentService:
 
     def _model(self, stored: StoredDeployment, machines: Sequence[Machine]) -> DeploymentModel:
         deployment, problem = _parse_stored(stored)
-        by_state = Counter(machine.state for machine in machines)
+        by_state, status = Counter(machine.state for machine in machines), self._status_of(stored.name)
         result = DeploymentModel(
             name=stored.name,
             version=stored.version,
@@ -238,12 +238,18 @@ class DeploymentService:
             updated_by=stored.updated_by,
             machines={state: by_state[state] for state in STATES if by_state[state]},
             problem=problem,
-            step=_step(self._status_of(stored.name)),
+            step=_step(status),
         )
         paused = deployment is not None and deployment.paused
         result.message = deployment_activity(
-            len(machines), paused=paused, deleting=stored.deleting, can_launch=self._launches_machines
+            len(machines),
+            paused=paused,
+            deleting=stored.deleting,
+            can_launch=self._launches_machines,
+            unusable=status is not None and status.unusable,
         )
+        if status is not None and status.problem:
+            result.message += f" {status.problem.rstrip('.')}."
         if deployment is None:
             if not stored.deleting:
                 result.message = "Its document cannot be read, so nothing is launched: correct it."

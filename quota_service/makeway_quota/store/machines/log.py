@@ -40,6 +40,8 @@ OUTPUT_KINDS: Mapping[str, tuple[type, Any]] = {
 }
 MAX_CHANGES = 2000
 """Changes of states that a history has: the newest ones"""
+FEW_CHANGES = 200
+"""Changes that are read first: enough for most histories, however long the log is"""
 OutputKind = Literal["console", "init"]
 
 
@@ -108,7 +110,10 @@ class MachineLog:
         """
         query = select(E.id, E.at, E.machine, E.state).where(E.deployment == rows.clean(deployment), E.state != "")
         with self._database.read() as connection:
-            result = connection.execute(query.order_by(E.id.desc()).limit(MAX_CHANGES)).all()
+            for limit in (FEW_CHANGES, MAX_CHANGES):
+                result = connection.execute(query.order_by(E.id.desc()).limit(limit)).all()
+                if len(result) < limit or (repaired(result[-1], STATE_KINDS) or {"at": since})["at"] < since:
+                    break
             known = [(row.id, values) for row in reversed(result) if (values := repaired(row, STATE_KINDS))]
             if len(result) == MAX_CHANGES and known:
                 since = max(since, known[0][1]["at"])

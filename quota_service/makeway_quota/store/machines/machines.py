@@ -32,6 +32,7 @@ from ..tables import (
     machine_reports,
     machine_requests,
     machines,
+    sealed_secrets,
     spend_months,
     unknown_instances,
 )
@@ -192,6 +193,8 @@ def _states_before(
     revision = revision if type(revision) is int else 0
     if changes.revision not in (None, revision) or (changes.launched and deleting):
         return None
+    if changes.launched and changes.credential_set_at != _credential_set_at(connection, deployment):
+        return None  # its provider logs in with what was replaced or deleted
     if any(True for _ in EXISTING_IDS.run(connection, [one.id for one in changes.launched])):
         return None
     known = {row[0]: row[1:] for row in CURRENT_STATES.run(connection, [one.id for one in changes.changed])}
@@ -203,6 +206,13 @@ def _states_before(
             return None
         result[one.id] = (str(state), str(reason))
     return result
+
+
+def _credential_set_at(connection: Connection, deployment: str) -> float | None:
+    """Return when the credential was set that the provider of a deployment logs in with; None without one."""
+    its = (sealed_secrets.c.name == deployment, sealed_secrets.c.team == "", sealed_secrets.c.kind == "cloud")
+    at: float | None = connection.execute(select(sealed_secrets.c.updated_at).where(*its)).scalar()
+    return at
 
 
 def _backoff(row: Any) -> LaunchBackoff | None:

@@ -9,20 +9,20 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
-from makeway_api.quantities import listed
-from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, update
+from makeway_api.quantities import count, listed
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, select, update
 
 from .. import reads, rows, writes
 from ..database.database import Database
 from ..records import NewDecision
-from ..tables import sealed_secrets
+from ..tables import LIVE_MACHINE, machines, sealed_secrets
 
 S = sealed_secrets.c
 CLOUD, FILE, GIT = "cloud", "file", "git"
@@ -35,6 +35,10 @@ class SecretsLocked(Exception):
 
 class CredentialNameTaken(Exception):
     """Another credential has the name; the sentence says of what kind it is, or of which teams."""
+
+
+class CredentialInUse(Exception):
+    """A deployment that has machines logs in with the credential; the sentence says what to do first."""
 
 
 class PolicyChanged(Exception):
@@ -165,8 +169,14 @@ class SealedSecrets:
             writes.log(connection, (), [decision], saved.updated_at)
 
     def delete(self, team: str, name: str, now: float, decision: NewDecision) -> bool:
-        """Remove a credential of a team ("": of all teams) and log the `decision`; False where there is none."""
+        """Remove a credential of a team ("": of all teams) and log the `decision`; False where there is none.
+
+        CredentialInUse where a deployment that has machines logs in with it: they could not be ended without it.
+        """
         with self._database.write(durable=True) as connection:
+            kind = connection.execute(select(S.kind).where(_row_of(team, name))).scalar()
+            if kind == CLOUD and (many := _live_machines(connection, name)):
+                raise CredentialInUse(_with_machines(name, many))
             if not connection.execute(delete(sealed_secrets).where(_row_of(team, name))).rowcount:
                 return False
             writes.log(connection, (), [decision], now)
@@ -194,14 +204,18 @@ class SealedSecrets:
             _check_policy(connection, policy)
             disable_absent(connection, teams, policy, actor, now)
 
-    def reseal(self, keys: SecretKeys) -> int:
-        """Seal everything with the first key, so that the others may be removed; return how many there are."""
+    def reseal(self, keys: SecretKeys, now: float, decision: Callable[[int], NewDecision]) -> int:
+        """Seal everything with the first key, so that the others may be removed; return how many there are.
+
+        `decision` returns what is logged of so many.
+        """
         fernet = keys.fernet()
         with self._database.write(durable=True) as connection:
             result = connection.execute(select(S.team, S.name, S.sealed)).all()
             for team, name, token in result:
                 new = _rotated(fernet, name, team, token)
                 connection.execute(update(sealed_secrets).where(_row_of(team, name)).values(sealed=new))
+            writes.log(connection, (), [decision(len(result))], now)
         return len(result)
 
     def opened(self, keys: SecretKeys, kinds: Iterable[str], team: str) -> Sequence[OpenedCredential]:
@@ -232,6 +246,11 @@ def disable_absent(connection: Connection, teams: Collection[str], policy: int, 
         message = f"The {what} disabled: policy version {policy} does not have the team."
         told = NewDecision("credential", None, team, actor, "credential", message[:2000], {"credential": names[0]})
         writes.log(connection, (), [told], now)
+
+
+def _live_machines(connection: Connection, deployment: str) -> int:
+    its = and_(machines.c.deployment == rows.clean(deployment), LIVE_MACHINE)
+    return connection.execute(select(func.count()).select_from(machines).where(its)).scalar_one()
 
 
 def _teams_but(connection: Connection, teams: Collection[str]) -> list[str]:
@@ -270,6 +289,14 @@ def _of_teams(name: str, teams: Sequence[str]) -> str:
     return (
         f"There is a credential {name} of {listed(teams)}: name the team whose value this is (--team), or say that it "
         "is for the jobs of all teams (--all-teams)."
+    )
+
+
+def _with_machines(name: str, many: int) -> str:
+    return (
+        f"The deployment {name} logs in with this credential, and has {count(many, 'machine')} that could not be ended "
+        "without it. Set it anew to replace its value; or pause or delete the deployment, and delete the credential "
+        "once its machines are gone."
     )
 
 

@@ -201,6 +201,8 @@ async def _deployment(
         idle=idle,
         running=[one for one in machines if one not in idle],
         queues=await services.listings.queues(caller, _profiles(services, result)),
+        team_title=services.context.title,
+        profile_titles={name: facts.title for name, facts in services.context.document.profile_facts.items()},
         timeline=await services.machines.timeline(caller, name),
         log=await services.machines.log(caller, name, LOG_LINES),
         colours=COLOURS,

@@ -131,7 +131,12 @@ async def delete(
             token = confirmation(signer, visitor, subject, 0)
             asks = {"name": name, "team": team, "use": use, "token": token, "cloud": found.kind == "cloud"}
             return await _page(request, visitor, services, CredentialForm(), asks=asks)
-    await services.credentials.delete(visitor.caller, name, team)
+    try:
+        await services.credentials.delete(visitor.caller, name, team)
+    except MakewayError as error:
+        if error.status != 409:
+            raise
+        return await _page(request, visitor, services, CredentialForm(), status=error.status, problem=error.message)
     return _redirect(request, team, deleted=name)
 
 
