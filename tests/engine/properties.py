@@ -159,6 +159,8 @@ def _most_used(facts: Facts, plan: Plan, team: str, pools: Sequence[str]) -> int
         places[start.id].append(start.placement)
     for waiting in plan.pending:
         places[waiting.id].append(waiting.nomination or waiting.awaits)
+    for move in plan.move:
+        places[move.id].append(move.to)  # it counts there from now on, maybe in another pool
     members = {w.id: w for w in facts.live.values() if team in {level.name for level in facts.family(w.team)}}
     return sum(
         max(_covered(facts.shares(w, place), pools) if place else 0 for place in places[name])
