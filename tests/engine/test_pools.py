@@ -82,6 +82,29 @@ def test_static_quotas_of_one_pool_keep_together_what_it_has_free(engine: str) -
     assert [start.id for start in world.submit("j", "d", "two-q").step().start] == ["j"]
 
 
+@pytest.mark.covers("F16", "F17")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_victim_is_spared_though_gpus_of_a_static_quota_stay_lent(engine: str) -> None:
+    """w2 and w0 make room for both, so that w4 stays: nothing is evicted to keep GPUs free for b."""
+    world = World().pool("p", nodes=2, gpus=4).team("top", reserved=4)
+    world.engine = ENGINES[engine]
+    world.team("a", reserved=1, limit=2, lend=0, parent="top").team("b", reserved=4, lend=0, parent="top")
+    world.team("c", reserved=4, lend=1, pools=("p",))
+    world.profile("one", 1).profile("gang", 1, workers=2).profile("elastic", 1, workers=3, min_workers=2)
+    world.run("w0", "b", "gang", "p-1", "p-1", priority=1).run("w1", "a", "one", "p-2", priority=1)
+    world.run("w2", "a", "gang", "p-2", "p-2", priority=1).run("w3", "c", "one", "p-1")
+    world.run("w4", "a", "one", "p-1", priority=-1)
+    at = {"w0": (0, 1), "w1": (0,), "w2": (1, 2), "w3": (2,), "w4": (3,)}
+    for name, devices in at.items():
+        placement = world.workloads[name].placement
+        new = tuple(replace(part, devices=(device,)) for part, device in zip(placement, devices, strict=True))
+        world.change(name, placement=new)
+    world.submit("new0", "b", "elastic", preemptible=False).submit("new1", "b", "one", preemptible=False)
+    plan = world.plan()
+    assert {(eviction.id, eviction.preemptor) for eviction in plan.evict} == {("w2", "new0"), ("w0", "new1")}
+    assert {waiting.code for waiting in plan.pending} == {"reclaiming"}
+
+
 @pytest.mark.slow
 @pytest.mark.covers(*ROWS)
 @pytest.mark.timeout(4 * 3600)

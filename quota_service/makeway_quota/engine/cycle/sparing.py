@@ -348,7 +348,7 @@ def _try(known: _PlannedState, victim: Allocation) -> bool:
             cluster.nominate(nomination[0], nomination[1].need, nomination[2])
         else:
             moved.append(nomination)
-    if near.place(moved) and not _exceeds(cluster, victim):
+    if near.place(moved) and not _exceeds(builder, victim):
         return True
     near.restore()
     nominations = known.around(victim)
@@ -357,12 +357,12 @@ def _try(known: _PlannedState, victim: Allocation) -> bool:
     every = _Nominations(builder, nominations)
     for order in _orders(nominations, {workload.id for workload, _, _ in moved}):
         every.withdraw()
-        if every.place(order) and not _exceeds(cluster, victim):
+        if every.place(order) and not _exceeds(builder, victim):
             return True
         every.restore()
     every.withdraw()
     for places in every.places(known.search):
-        if every.place_as(places) and not _exceeds(cluster, victim):
+        if every.place_as(places) and not _exceeds(builder, victim):
             return True
         every.withdraw()
     every.restore()
@@ -429,15 +429,27 @@ def _planned_on(builder: PlanBuilder, node: NodeState) -> Iterator[tuple[WorkerP
         yield from ((part, need) for part, need in hold.parts if part.node is node)
 
 
-def _exceeds(cluster: Cluster, victim: Allocation) -> bool:
+def _exceeds(builder: PlanBuilder, victim: Allocation) -> bool:
     """Whether a limit, the pool's capacity or a static quota has no room for what a victim keeps."""
-    account = cluster.account(victim.workload)
+    cluster, account = builder.cluster, builder.cluster.account(victim.workload)
     for pool in victim.pools:
         if any(line.future_usage > (line.quota.limit or 0) for line in account.limiting(pool.pool.name)):
             return True
-        if cluster.over_capacity(pool, 0, True) or static_quota(cluster, account, pool, 0, True) is not None:
+        if cluster.over_capacity(pool, 0, True):
             return True
-    return False
+    return bool(cluster.ledger.unlent_lines) and _uses_static_quotas(builder)
+
+
+def _uses_static_quotas(builder: PlanBuilder) -> bool:
+    """Whether anything that the plan starts or nominates uses GPUs of a static quota of others.
+
+    What a victim that stays uses of one does not count: nothing is evicted to keep GPUs free.
+    """
+    cluster = builder.cluster
+    starts = [cluster.allocations[name] for name in builder.started if name in cluster.allocations]
+    planned = [one for one in (*starts, *cluster.nominations.values()) if one.milli_gpus]
+    accounts = {(cluster.account(one.workload), one.pool) for one in planned}
+    return any(static_quota(cluster, account, pool, 0, True) is not None for account, pool in accounts)
 
 
 def _nominations(builder: PlanBuilder) -> list[_Nomination]:

@@ -304,11 +304,17 @@ def _displaced(trial: Cluster, names: Sequence[str]) -> list[str]:
 
 
 def _exceeds_caps(trial: Cluster, victim: Allocation) -> bool:
-    """Whether a limit that the victim counts on, or its pool's capacity or a static quota, is exceeded if it stays."""
+    """Whether a limit that the victim counts on or its pool's capacity is exceeded if it stays.
+
+    Or what the plan starts or nominates then uses a static quota of others. What the victim uses of one does not count:
+    nothing is evicted to keep GPUs free.
+    """
     for pool in victim.pools:
         lines = [line for level in victim.chain for line in covering(trial, level, pool)]
         if any(ln.quota.limit is not None and counts(trial, ln).future_usage > ln.quota.limit for ln in lines):
             return True
-        if over_capacity(trial, pool, 0, True) or static_quota(trial, victim.chain, pool, 0, True) is not None:
+        if over_capacity(trial, pool, 0, True):
             return True
-    return False
+    starts = [allocation for allocation in trial.running.values() if allocation.fresh]
+    planned = [allocation for allocation in (*starts, *trial.nominations.values()) if allocation.amount]
+    return any(static_quota(trial, one.chain, one.pool, 0, True) is not None for one in planned)
