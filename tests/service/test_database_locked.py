@@ -35,8 +35,8 @@ async def test_requests_are_answered_while_another_process_holds_a_lock_and_noth
 
             async def ask(kind: str, request: Callable[[], Awaitable[httpx2.Response]]) -> None:
                 began = time.monotonic()
-                answers[kind].append((time.monotonic() - began, await request()))
-                answers[kind][-1] = (time.monotonic() - began, answers[kind][-1][1])
+                answer = await request()
+                answers[kind].append((time.monotonic() - began, answer))
 
             asked = {"Authorization": "token ana"}
             body = {"command": IDLE, "profile": "gpu1", "name": "new"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import stat
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -236,6 +237,17 @@ def test_readiness_follows_the_last_write_and_waits_for_no_lock(
         assert store.failure() is None, "asked while a write is under way"
     store.close()
     assert heard == ["a commit"], "an empty write is no news"
+
+
+def test_reads_that_need_a_new_connection_wait_for_no_lock(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.2)
+    store = open_store(sqlite_url)
+    with sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None) as other, ExitStack() as reads:
+        other.execute("BEGIN IMMEDIATE")
+        for _ in range(12):
+            connection = reads.enter_context(store._database.read())
+            assert connection.execute(text("SELECT count(*) FROM workloads")).scalar_one() == 0
+    store.close()
 
 
 def test_a_row_that_is_refused_does_not_make_the_database_count_as_failing(store: Store, job) -> None:

@@ -409,8 +409,10 @@ def engine_for(url: URL, *, migrating: bool = False) -> Engine:
 
     def connected(connection: sqlite3.Connection, _: object) -> None:
         connection.isolation_level = None  # SQLAlchemy's "begin" event issues BEGIN, see below
+        empty = connection.execute("PRAGMA page_count").fetchone() == (0,)
         for pragma in (*PRAGMAS, f"foreign_keys={foreign_keys}"):
-            connection.execute(f"PRAGMA {pragma}")
+            if empty or not pragma.startswith("auto_vacuum"):  # that one waits for writers, though it changes nothing
+                connection.execute(f"PRAGMA {pragma}")
 
     def started_now(connection: Connection) -> None:
         synchronous = connection.get_execution_options().get("makeway_writes", "FULL" if migrating else "")
