@@ -227,7 +227,7 @@ async def test_what_the_console_said_of_a_machine_that_did_not_join_is_there_aft
         [machine] = world.machines
         assert world.run.service.machine_loop is not None
         driver = world.run.service.machine_loop._drivers["demo"]
-        driver.replace_document(replace(driver.deployment, lost_after=5.0), deleting=False)
+        driver.replace(replace(driver.deployment, lost_after=5.0), driver.provider, deleting=False)
         told = set[str]()
 
         async def said() -> bool:
