@@ -101,24 +101,6 @@ def test_work_with_earlier_rights_goes_before(engine: Engine) -> None:
 
 
 @pytest.mark.covers("N23")
-def test_a_gang_without_gpus_keeps_its_places_for_a_node_that_boots(engine: Engine) -> None:
-    """It holds CPU: later work without GPUs would take its place on the node that is ready, in quota or over it."""
-    world = World().pool("cloud", 1, 0, cpu=8, memory=32, kind="autoscaled", strategy="fill")
-    world.nodes["boots"] = Node("boots", "cloud", 0, 8, 32, ready=False, ready_at=world.now + 60)
-    world.team("own", reserved=1).team("rnd", reserved=0)
-    world.profile("all", 0, cpu=8, memory=8, workers=2).profile("some", 0, cpu=4, memory=4).submit("g", "own", "all")
-    world.now += 1
-    world.submit("later", "own", "some").submit("other", "rnd", "some")
-    plan = engine(world.snapshot())
-    assert (waits(plan), starts(plan)) == ({"g": ["boots", "cloud-1"]}, [])
-    assert [(one.id, one.workers, one.awaits) for one in plan.demand if one.id == "g"] == [
-        ("g", 1, ("boots", "cloud-1"))
-    ]
-    world.nodes["boots"] = replace(world.nodes["boots"], ready=True, ready_at=None)
-    assert starts(engine(world.snapshot())) == ["g"]
-
-
-@pytest.mark.covers("N23")
 def test_the_needs_of_work_that_waits_for_nodes_count_once(engine: Engine) -> None:
     world = cloud().submit("g", "own", "gang").submit("over", "rnd", "two")
     demand = [(one.id, one.pools, one.workers, one.awaits) for one in engine(world.snapshot()).demand]

@@ -21,7 +21,7 @@ from ..snapshot import Workload
 def await_nodes(builder: PlanBuilder, group: WorkloadGroup, workload: Workload, pools: Iterable[PoolState]) -> bool:
     """Nominate a workload in the first of these pools where it fits once nodes that boot are ready."""
     cluster, need = builder.cluster, group.need
-    for pool in pools:
+    for pool in pools if need.total else ():
         if not pool.booting or not within_limits(cluster, group.account, pool, need.total, True):
             continue
         parts = find_when_ready(pool, need)

@@ -292,7 +292,7 @@ class Cycle:
 
     def await_nodes(self, group: WorkloadGroup, workload: Workload, pools: list[str]) -> bool:
         """Nominate a workload in the first pool where it fits once nodes that boot are ready."""
-        for pool in pools:
+        for pool in pools if group.need.total else ():
             if allowed(self.cluster, group.chain, pool, group.need.total, True):
                 parts = find_when_ready(self.cluster, pool, group.need)
                 if parts:
