@@ -31,6 +31,7 @@ class Authority:
         usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
         self._certificate = (
             _builder(issuer, issuer, self._key.public_key())
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
             .add_extension(usage, critical=True)
             .sign(self._key, hashes.SHA256())
@@ -85,6 +86,8 @@ class Authority:
         if group:
             subject.insert(0, x509.NameAttribute(NameOID.ORGANIZATION_NAME, group))
         builder = _builder(x509.Name(subject), self._certificate.subject, key.public_key())
+        issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())  # Python 3.13 needs it
+        builder = builder.add_extension(issuer_key, critical=False)
         builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName([_alternative(one) for one in names]), False)

@@ -123,3 +123,21 @@ def test_all_connections_of_a_process_share_one_tls_context(monkeypatch: pytest.
     assert len(contexts) == 1
     assert contexts[0].verify_mode == ssl.CERT_REQUIRED
     assert contexts[0].check_hostname
+
+
+def test_certificates_of_the_authority_pass_the_strict_checks_of_newer_pythons(tmp_path: Path) -> None:
+    """Python 3.13 makes these checks by default."""
+    authority = Authority(tmp_path / "authority")
+    certificate, key = authority.server_certificate("server", "server", ["localhost"])
+    serving, asking = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=str(authority.file))
+    serving.load_cert_chain(certificate, key)
+    asking.verify_flags |= ssl.VERIFY_X509_STRICT
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = serving.wrap_bio(to_server, to_client, server_side=True)
+    client = asking.wrap_bio(to_client, to_server, server_hostname="localhost")
+    for end in (client, server, client):  # each reads what the other has written
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+    assert client.getpeercert()
