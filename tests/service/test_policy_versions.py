@@ -48,8 +48,8 @@ async def told(run: Running) -> tuple[int, str, list[str]]:
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (policies, "read"),
-        (policies, "diff"),
+        (policies, "read_policy"),
+        (policies, "policy_diff"),
         (policies, "NewDecision"),
         (writes, "add_policy"),
         (writes, "_event"),
