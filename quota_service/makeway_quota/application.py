@@ -289,7 +289,7 @@ async def _components(
     document, version = await asyncio.to_thread(current_policy, store, settings, clock(), sizes_now)
     people = People(store, hub, clock=clock)
     await people.load()
-    deadline, durable = settings.start_deadline_seconds, backend.durable_checkpoints
+    deadline, durable = settings.start_deadline_seconds, backend.has_durable_checkpoints
     world = World(store, document, version, clock, deadline, durable, people, monotonic)
     backend.follow_policy(lambda: world.document)
     world.observe(observation)
@@ -298,9 +298,9 @@ async def _components(
     feed = ChangeFeed(store, world, leases, leader, channel, last_event_id, clock) if store.shared else None
     if not backend.durable_checkpoints:
         log.warning(
-            "Checkpoints of jobs end with their pods or machines, so that a job which makes way starts from the "
-            "beginning: name a PersistentVolumeClaim for them in MAKEWAY_KUBE_CHECKPOINT_CLAIM, or a folder that all "
-            "machines share in MAKEWAY_MACHINE_CHECKPOINT_DIR"
+            "Checkpoints of some or all jobs end with their pods or machines: such a job that makes way starts from "
+            "the beginning: name a PersistentVolumeClaim for them in MAKEWAY_KUBE_CHECKPOINT_CLAIM, or a folder that "
+            "all machines share in MAKEWAY_MACHINE_CHECKPOINT_DIR"
         )
     if not store.shared:
         log.info("SQLite: this is the only replica; PostgreSQL serves several (MAKEWAY_DB_URL)")
@@ -342,7 +342,7 @@ async def read_world(settings: ServiceSettings, store: Store, backend: Backend, 
             raise BackendError(f"The nodes cannot be read: {observation.problem or 'no answer'}.")
     finally:
         await backend.close(stop_jobs=False)
-    world = World(store, document, version, durable_checkpoints=backend.durable_checkpoints)
+    world = World(store, document, version, durable_checkpoints=backend.has_durable_checkpoints)
     world.observe(observation)
     return world
 

@@ -170,7 +170,7 @@ async def test_without_a_place_for_checkpoints_a_job_is_told_that_it_starts_from
         (message,) = [item.message for item in decisions if item.verb == "requeue"]
         assert re.fullmatch(
             r"“far” of ana made way for a test of preemption; saved at step 5, \d+(\.\d)? s of work is lost\. "
-            r"Its checkpoint was deleted with its pod, so it starts from the beginning when it gets GPUs again\.",
+            r"Its checkpoint was not kept, so it starts from the beginning when it gets GPUs again\.",
             message,
         ), message
         result = await service.run.job(job.id, "running")

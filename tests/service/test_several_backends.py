@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from elsewhere import Processes
-from makeway_api.models import SessionRequest
+from makeway_api.models import Job, JobRequest, SessionRequest
 from makeway_quota.backends.base import Backend, BackendUnavailable, NodeStatus, Observation, StartOrder
 from makeway_quota.backends.choice import make_backend
 from makeway_quota.backends.local.backend import LocalBackend
@@ -74,6 +74,44 @@ async def test_jobs_run_on_both_and_each_is_ended_logged_and_removed_where_it_ra
             "far-1": "far",
         }
         await run.until(lambda: not far.attempts, "what is over is forgotten on its backend")
+
+
+async def test_checkpoints_count_by_the_backend_on_which_a_job_runs(tmp_path: Path) -> None:
+    """Those of jobs here are found again, though those elsewhere end with their machines."""
+    here = MemoryBackend([NodeStatus("here-1", "here", (0, 1), virtual=True)], leaves_after=0.1, real_time=True)
+    far = MemoryBackend([NodeStatus("far-1", "far", (0, 1), virtual=True)], leaves_after=0.1, real_time=True)
+    far.name, far.durable_checkpoints = "far", False
+    beginning = "starts from the beginning"
+    over_quota = POLICY.replace("reserved: 2", "reserved: 0").replace("local: {gpus: all}", "labels: {kind: here}")
+    async with running(tmp_path / "var", over_quota, backend=RoutingBackend([here, far])) as run:
+        client, world = run.client("ana"), run.service.components.world
+        for profile, backend in (("here1", here), ("far1", far)):
+            durable = backend.durable_checkpoints
+            dry = await client.dry_run(JobRequest(command=["true"], profile=profile, dry_run=True))
+            assert (beginning in dry.risk) is not durable, dry.risk
+            job = await run.submit("ana", profile, profile=profile)
+            await run.job(job.id, "running")
+            backend.save(job.id, 7)
+
+            async def saved(id: str = job.id) -> Job | None:
+                seen = await client.job(id)
+                return seen if seen.checkpoint is not None else None
+
+            seen = await run.until(saved, "its checkpoint is known")
+            assert seen.durable_checkpoints is durable
+            assert (beginning in seen.reason.message) is not durable, seen.reason.message
+            (shown,) = [one for one in world._view.workloads() if one.id == job.id]
+            assert (shown.last_checkpoint_at is not None) is durable
+            await client.preempt_test(job.id)
+
+            async def again(id: str = job.id) -> bool:
+                return (await client.job(id)).attempt == 2
+
+            await run.until(again, "it starts again")
+            (message,) = [item.message for item in await client.job_events(job.id) if item.verb == "requeue"]
+            assert (beginning in message) is not durable, message
+            await client.cancel(job.id)
+            await run.job(job.id, "cancelled")
 
 
 class Breakable(MemoryBackend):

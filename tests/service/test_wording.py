@@ -127,7 +127,7 @@ def test_the_sentence_about_the_end_of_a_job_names_it_the_preemptor_and_what_is_
         f"saved at step 21, 3 s of work since then is lost. {goes_on}"
     )
     ends = outcomes.SavedWork(True, 21, 3600.0, durable=False)
-    beginning = "Its checkpoint was deleted with its pod, so it starts from the beginning when it gets GPUs again."
+    beginning = "Its checkpoint was not kept, so it starts from the beginning when it gets GPUs again."
     assert outcomes.made_way(job, by, ends).endswith(f"; saved at step 21, 1 h of work is lost. {beginning}")
     assert outcomes.killed_at_deadline(job, 30, ends).endswith(f"; saved at step 21, 1 h of work is lost. {beginning}")
     assert outcomes.killed_at_deadline(job, 30, unsaved) == (

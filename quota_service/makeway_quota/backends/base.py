@@ -331,6 +331,13 @@ class Backend(Protocol):
     reports_begin: bool = False
     """whether it tells when the command of an attempt began, which may be long after it was ordered to start"""
 
+    def has_durable_checkpoints(self, backend: str) -> bool:
+        """Whether an attempt that was placed on a backend of this name leaves its checkpoints to the next one.
+
+        `backend`: "" where there is one only, or the attempt has no place yet.
+        """
+        return self.durable_checkpoints
+
     def on_change(self, wake: Callable[[], None]) -> None:
         """Call `wake` (thread-safe, cheap) whenever `observe` would return something new."""
 

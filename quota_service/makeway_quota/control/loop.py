@@ -468,7 +468,7 @@ class Loop:
             max_infra_failures=self.max_infra_failures,
             names=self._names(rows),
             document=self.world.document,
-            durable=self.world.durable_checkpoints,
+            durable=self.world.has_durable_checkpoints,
             backoff=self.world.backoff,
             stopping=stopping,
             times=self.world.times,

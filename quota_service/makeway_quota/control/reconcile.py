@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..backends.base import AttemptStatus, Observation, Phase
@@ -44,7 +44,7 @@ def reconcile(
     max_infra_failures: int,
     names: Names = IDS,
     document: Document = NO_DOCUMENT,
-    durable: bool = True,
+    durable: Callable[[Workload], bool] = lambda row: True,
     backoff: StartBackoff | None = None,
     stopping: bool = False,
     times: CorrectedTimes | None = None,
@@ -53,10 +53,10 @@ def reconcile(
     """Compare rows with the attempts that are reported, and the losses with the nodes in `observation`.
 
     `max_infra_failures`: how many counted losses (`Losses.counts`) a job survives; `document`: the nodes that it may go
-    to; `backoff`: how often each job's start has failed, and on which nodes; `durable`: an attempt leaves checkpoints
-    to the next one. `stopping`: the service has just stopped all jobs, because it ends itself. `times`: the times of
-    rows, corrected where the clock was set since they were written. `quarantine`: the rows that fail, which are tried
-    later.
+    to; `backoff`: how often each job's start has failed, and on which nodes; `durable`: whether the attempt of a row
+    leaves checkpoints to the next one. `stopping`: the service has just stopped all jobs, because it ends itself.
+    `times`: the times of rows, corrected where the clock was set since they were written. `quarantine`: the rows that
+    fail, which are tried later.
     """
     change_set, quarantine = ChangeSet(), quarantine or Quarantine()
     losses = Losses(observation.nodes, max_infra_failures, document)
@@ -114,7 +114,7 @@ class _AttemptEnds:
     names: Names
     losses: Losses
     backoff: StartBackoff
-    durable: bool
+    durable: Callable[[Workload], bool]
     stopping: bool
     times: CorrectedTimes | None
 
@@ -169,7 +169,7 @@ class _AttemptEnds:
         self.change_set.add(*transitions.finish(row, self._end(row, status), state, message))
 
     def _end(self, row: Workload, status: AttemptStatus, lost: float | None = None) -> AttemptEnd:
-        return AttemptEnd(status, self.now, self._ran(row, status), self.durable, lost)
+        return AttemptEnd(status, self.now, self._ran(row, status), self.durable(row), lost)
 
     def _evicted(self, row: Workload, status: AttemptStatus, notice: Notice) -> None:
         progress = self._saved(row, status)
@@ -307,7 +307,7 @@ class _AttemptEnds:
         present = self._present(row)
         began = present.started_at or ended
         worked = 0.0 if row.state == "starting" and status.started_at is None else self._worked(row, status)
-        if not self.durable:
+        if not self.durable(row):
             return outcomes.SavedWork(saved, step, min(worked, max(0.0, ended - began)), durable=False)
         # a time that has not changed since the row was written: the row's, by the present clock
         reported = present.checkpoint_at if status.checkpoint_at == row.checkpoint_at else status.checkpoint_at

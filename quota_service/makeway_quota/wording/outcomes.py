@@ -236,7 +236,7 @@ def killed_at_deadline(job: str, grace: float | None, progress: SavedWork, why: 
 
 def _goes_on(progress: SavedWork) -> str:
     if progress.saved and not progress.durable:
-        return "Its checkpoint was deleted with its pod, so it starts from the beginning when it gets GPUs again."
+        return "Its checkpoint was not kept, so it starts from the beginning when it gets GPUs again."
     return f"It waits for GPUs again and {'goes on from there' if progress.saved else 'starts from the beginning'}."
 
 

@@ -77,6 +77,11 @@ class RoutingBackend(Backend):
         """Whether attempts can be started and ended on any of them."""
         return any(part.opened and not part.late and part.backend.reachable for part in self.parts)
 
+    def has_durable_checkpoints(self, backend: str) -> bool:
+        """Whether a backend leaves the checkpoints of its attempts to the next ones; "" or unknown: whether all do."""
+        part = self._by_name.get(backend)
+        return self.durable_checkpoints if part is None else part.backend.durable_checkpoints
+
     # -- routing
 
     def part_of(self, key: Key) -> RoutedPart | None:

@@ -103,7 +103,7 @@ def certain_end(row: Workload) -> float | None:
 
 
 class JobFacts(NamedTuple):
-    """What says whether jobs can be moved. `durable`: checkpoints are there on other machines, too.
+    """What says whether jobs can be moved. `durable`: whether a job's checkpoints are there on other machines, too.
 
     `saves`: whether every job saves at its notice, as in a simulation; else one is moved only after it has saved a
     checkpoint in its present attempt, so that each attempt gets on. `remaining`: how long an attempt lasts, as far as
@@ -112,7 +112,7 @@ class JobFacts(NamedTuple):
 
     now: float
     remaining: Callable[[Workload, float], float | None]
-    durable: bool = True
+    durable: Callable[[Workload], bool] = lambda row: True
     saves: bool = False
 
     def movable(self, row: Workload) -> bool:
@@ -120,7 +120,7 @@ class JobFacts(NamedTuple):
         alone = len({place.node for place in row.placement}) == 1
         free = row.notice is None and not row.cancel_requested and row.reason_code != TIME_LIMIT
         running = row.kind == "job" and row.state == "running" and row.preemptible and row.started_at is not None
-        return alone and free and running and self.durable and (self.saves or self._saved_at(row) is not None)
+        return alone and free and running and self.durable(row) and (self.saves or self._saved_at(row) is not None)
 
     def lost(self, row: Workload) -> float:
         """Return the seconds of work since the last checkpoint, which a move may lose."""
@@ -170,7 +170,7 @@ async def known_demand(
     limited, active = any(row.time_limit is not None for row in rows), await world.rows_as_of_now()
     waiting = [active[one.id] for one in demand if one.id in active] if limited else []
     submitted = {row.id: row.submitted_at for row in waiting}
-    jobs = JobFacts(now, world.durations.remaining, world.durable_checkpoints)
+    jobs = JobFacts(now, world.durations.remaining, world.has_durable_checkpoints)
     return cycle_demand(began, demand, world.observed.nodes, rows, machines, submitted, jobs)
 
 

@@ -62,12 +62,12 @@ class EngineView:
         self,
         durations: Durations,
         backoff: StartBackoff | None = None,
-        durable_checkpoints: bool = True,
+        durable_checkpoints: Callable[[Workload], bool] = lambda row: True,
         people: People | None = None,
         times: CorrectedTimes | None = None,
         requested: ObservedRequests | None = None,
     ) -> None:
-        """`durable_checkpoints`: whether an attempt that ends leaves them to the next one."""
+        """`durable_checkpoints`: whether the attempt of a row, when it ends, leaves them to the next one."""
         self.durations = durations
         self._times = times or CorrectedTimes()
         self._requested = ObservedRequests(time.time) if requested is None else requested
@@ -219,7 +219,7 @@ class EngineView:
             pools = profile.pools  # on a divided host work without GPUs is in the pool that its profile prefers
         row = self._requested.of(self._times.of(row))
         shown = as_workload(row, lambda places: assignment.placement(places, pools), self.durations.remaining(row, now))
-        if not self._durable_checkpoints:
+        if not self._durable_checkpoints(row):
             shown = replace(shown, last_checkpoint_at=None)
         avoided = self._backoff.avoided_nodes(id, now)
         if shown.avoid or avoided:

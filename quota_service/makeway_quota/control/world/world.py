@@ -55,11 +55,11 @@ class World:
         policy_version: int,
         clock: Callable[[], float] = time.time,
         start_deadline: float = START_DEADLINE,
-        durable_checkpoints: bool = True,
+        durable_checkpoints: Callable[[str], bool] = lambda backend: True,
         people: People | None = None,
         monotonic: Callable[[], float] | None = None,
     ) -> None:
-        """`monotonic` never jumps; without it, only steps of the system's own clock are noticed."""
+        """`durable_checkpoints`: as `Backend.has_durable_checkpoints`; `monotonic` never jumps."""
         self._store = store
         self._clock = clock
         self.document = document
@@ -86,11 +86,11 @@ class World:
         self.pending_changes = PendingChanges(self._active, self.observed, Expectations(start_deadline))
         self.durations = Durations()
         self.accounting = Accounting()
-        self.durable_checkpoints = durable_checkpoints
-        """Whether an attempt finds the checkpoints of the one before."""
         self.backoff = StartBackoff()
         """How often the jobs that wait were refused, and by which nodes."""
         self.checkpoint_failures = CheckpointFailures()
+        self.durable_checkpoints = durable_checkpoints
+        self.has_durable_checkpoints = lambda row: durable_checkpoints(backend_of(row))
         self.returned: set[str] = set()
         """Nodes that may take work again; the loop takes them."""
         self.people = people or People(store)
@@ -477,7 +477,7 @@ class World:
 
     def _new_view(self) -> EngineView:
         people, times = self.people, self.times
-        view = EngineView(self.durations, self.backoff, self.durable_checkpoints, people, times, self.requested)
+        view = EngineView(self.durations, self.backoff, self.has_durable_checkpoints, people, times, self.requested)
         view.show_booting(self.booting)
         return view
 

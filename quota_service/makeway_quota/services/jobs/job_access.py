@@ -105,7 +105,7 @@ class JobAccess:
         context = self._context
         row = model.present(row) if model is not None else row
         world = context.world
-        durable = world.durable_checkpoints
+        durable = world.has_durable_checkpoints(row)
         now = context.clock()
         job = views.job(
             row, virtual=world.virtual, durable=durable, attempts=attempts, now=now, problem=world.problem_of(row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from makeway_api.errors import MakewayError
@@ -12,6 +12,7 @@ from makeway_api.models import DryRun, Job, JobRequest, Kind, Priority
 from pydantic import ValidationError
 
 from ...control.world.followers import Follower
+from ...control.world.world import World
 from ...engine.snapshot import Profile
 from ...policy import Document
 from ...store.accounts import ROW_BYTES
@@ -249,8 +250,20 @@ class SubmissionService:
 
     async def _dry_run(self, caller: Caller, request: JobRequest, team: str, profile: str, size: int) -> DryRun:
         offer, in_quota = await self._offers.offer(team, profile, Kind.JOB, caller.name)
-        risk = "" if in_quota else outcomes.over_quota_risk(None, self._context.world.durable_checkpoints)
+        known = self._context.document.profile(profile)
+        durable = known is None or _keep_checkpoints(self._context.world, known.pools)
+        risk = "" if in_quota else outcomes.over_quota_risk(None, durable)
         return DryRun(offer=offer, command=request.command, files=len(request.files), bytes=size, risk=risk)
+
+
+def _keep_checkpoints(world: World, pools: Collection[str]) -> bool:
+    """Whether all backends with nodes in these pools leave the checkpoints of an attempt to the next one."""
+    named = {node.backend for name, node in world.observed.nodes.items() if _in_any_pool(world, name, pools)}
+    return all(world.durable_checkpoints(backend) for backend in named or {""})
+
+
+def _in_any_pool(world: World, host: str, pools: Collection[str]) -> bool:
+    return any(pool in pools for pool, _ in world.assignment.pools_of(host))
 
 
 async def _first_decision(row: Workload, follower: Follower) -> Workload:
