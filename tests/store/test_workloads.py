@@ -239,6 +239,29 @@ def test_readiness_follows_the_last_write_and_waits_for_no_lock(
     assert heard == ["a commit"], "an empty write is no news"
 
 
+def test_a_write_waits_for_another_though_one_before_them_failed_in_a_statement(store: Store) -> None:
+    """Only where writes cannot begin, as with a lock of another process, is it better not to wait."""
+    writer = store._database
+    with pytest.raises(StoreError), writer.write() as connection:
+        connection.execute(text("SELECT no_such_function()"))
+    assert store.failure() is not None
+    holding, ends = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with writer.write():
+            holding.set()
+            ends.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert holding.wait(60)
+    threading.Timer(4 * database.FAILING_QUEUE_SECONDS, ends.set).start()
+    with writer.write() as connection:
+        assert connection.execute(text("SELECT 1")).scalar() == 1
+    thread.join()
+    assert store.failure() is None
+
+
 def test_reads_that_need_a_new_connection_wait_for_no_lock(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.2)
     store = open_store(sqlite_url)

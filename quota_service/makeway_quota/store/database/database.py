@@ -148,6 +148,7 @@ class Database:
                     with connection.begin():
                         if not self.sqlite:
                             number = int(connection.execute(BEGIN_WRITE, {"origin": self.origin}).one()[0])
+                        self._wrote.note_begin()
                         yield connection
                         committing = True
             except DBAPIError as error:
@@ -164,17 +165,16 @@ class Database:
     def _turn(self) -> Iterator[float]:
         """Wait for this process's other writes; yield the seconds that may be spent on a lock of another process.
 
-        A thread lock is not fair: without a bound some wait for as long as the writes before them fail.
+        A thread lock is not fair: without a bound some wait for as long as the writes before them cannot begin.
         """
-        failing = self._wrote.failure() is not None
-        queue = FAILING_QUEUE_SECONDS if failing else BUSY_SECONDS
+        queue = FAILING_QUEUE_SECONDS if self._wrote.is_blocked() else BUSY_SECONDS
         began = time.monotonic()
         if not self._writing.acquire(timeout=queue):
             place = self.url.render_as_string(hide_password=True)
             raise StoreError(f"the database {place} is busy: another write has taken {queue:g} s and more")
         try:
             rest = BUSY_SECONDS - (time.monotonic() - began)
-            yield FAILING_BUSY_SECONDS if self._wrote.failure() is not None else max(FAILING_BUSY_SECONDS, rest)
+            yield FAILING_BUSY_SECONDS if self._wrote.is_blocked() else max(FAILING_BUSY_SECONDS, rest)
         finally:
             self._writing.release()
 
@@ -303,13 +303,14 @@ class WriteHealth:
 
     def __init__(self) -> None:
         self._failed: str | None = None
+        self._blocked = self._has_begun = False
         self._began: float | None = None
         self._ended = -math.inf
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Watch one write."""
-        self._began = time.monotonic()
+        self._began, self._has_begun = time.monotonic(), False
         try:
             yield
             self._failed = None
@@ -317,10 +318,22 @@ class WriteHealth:
         except (DataError, IntegrityError):  # of one row: others can be written
             raise
         except DBAPIError as error:
-            self._failed = str(error.orig).strip().partition("\n")[0]
+            self._failed, self._blocked = str(error.orig).strip().partition("\n")[0], not self._has_begun
             raise
         finally:
             self._began = None
+
+    def note_begin(self) -> None:
+        """Note that the transaction of the present write has begun: what fails from now on holds up no other write."""
+        self._has_begun, self._blocked = True, False
+
+    def is_blocked(self) -> bool:
+        """Whether the last write could not begin, for a lock or without a connection, or the present one takes long."""
+        return self._blocked or self._took() > self.STUCK_SECONDS
+
+    def _took(self) -> float:
+        began = self._began
+        return 0.0 if began is None else time.monotonic() - began
 
     def age(self) -> float:
         """Return the seconds since the last write that succeeded; infinity before the first."""
@@ -328,8 +341,7 @@ class WriteHealth:
 
     def failure(self) -> str | None:
         """Return what the database said to the last write, or that the present one takes too long; else None."""
-        began = self._began
-        took = 0.0 if began is None else time.monotonic() - began
+        took = self._took()
         return f"a write takes {took:.0f} s so far" if took > self.STUCK_SECONDS else self._failed
 
 
