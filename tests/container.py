@@ -41,5 +41,5 @@ class Container:
         """Wait until a file exists and is not empty."""
         ends = time.monotonic() + 60
         while not ((path := self.file(name, attempt)).exists() and text in path.read_text()):
-            assert time.monotonic() < ends
+            assert time.monotonic() < ends, f"{name}: {path.read_text() if path.exists() else 'not there'}"
             time.sleep(0.01)

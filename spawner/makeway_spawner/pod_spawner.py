@@ -38,6 +38,8 @@ _UNSEEN = 5.0
 """Seconds after which the API server is asked for a pod that was created, and that the watch does not show."""
 _REFUSED = 3.0
 """Seconds after which a refusal is one: twice that is less than the Hub waits for a stop before it answers."""
+_FINAL = 3.0
+"""Seconds for which a pod's phase is waited for once its server has ended"""
 _WARN_AGAIN = 60.0
 """Seconds after which a warning about a request that still fails is repeated."""
 _GLANCE = 0.1
@@ -69,6 +71,8 @@ class PodSpawner(HomeClaim):
     """Whether this start has requested a pod."""
     _deleting: tuple[str, float] = ("", 0.0)
     """the pod that is being deleted, by its UID, and since when (monotonic)"""
+    _final_by: tuple[str, float] = ("", 0.0)
+    """the pod whose server has ended, by its UID, and until when its phase is waited for (monotonic)"""
     _end = ""
     """How the pod ended, as `poll` found it: a sentence for its user."""
 
@@ -283,6 +287,8 @@ class PodSpawner(HomeClaim):
             self.log.warning("The pod of %s is lost with its node: %s", self._log_name, pod_end.cause(pod) or "deleted")
             self._end = "Its node does not answer, so nothing tells when its server ends."
             return 1
+        if pod is not None and pod_end.server_has_ended(pod):
+            pod = await self._final(pod)
         status: int | None = await super().poll()
         if status is not None:
             self._end = pod_end.end_message(pod or self._gone_pod(), gone=pod is None)
@@ -293,6 +299,22 @@ class PodSpawner(HomeClaim):
                 await self.stop(now=True)
             return 1 if status is None else status
         return status
+
+    async def _final(self, pod: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the pod of a server that has ended once its phase is final, else as it is after `_FINAL` seconds.
+
+        The kubelet reports an eviction only after the end of the containers; beside another container, the phase stays.
+        """
+        uid = pod["metadata"]["uid"]
+        if self._final_by[0] != uid:
+            self._final_by = (uid, time.monotonic() + _FINAL)
+        current: dict[str, Any] | None = pod
+        while current is not None and current["metadata"]["uid"] == uid and time.monotonic() < self._final_by[1]:
+            if pod_end.has_ended(current) or pod_end.is_deleting(current):
+                break
+            await asyncio.sleep(_GLANCE)
+            current = self.pod
+        return current
 
     async def stop(self, now: bool = False) -> None:
         """Delete the pod and return once the API server has it no more, or once it is lost.

@@ -11,8 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from makeway_spawner import pod_end
 from makeway_spawner.kube import MakewayKubeSpawner
 from makeway_spawner.local import MakewayLocalSpawner
+from makeway_spawner.pod_spawner import PodSpawner
 from makeway_spawner.refusal import Refused
 from makeway_spawner.server_log import last_line
 from spawner.kube_fake import KubeFake, serving, spawner_for
@@ -230,6 +232,29 @@ async def test_a_pod_that_its_node_evicts_while_it_starts_is_told(
     place(kube)
     kube.change_pod(POD, phase="Failed", reason="Evicted", message="The node was low on resource: memory.")
     assert "Its node evicted its pod (Evicted: The node was low on resource: memory)." in await said_by(starting[1])
+
+
+async def test_the_eviction_of_a_running_server_is_told_though_its_end_is_reported_before(
+    kube: KubeFake, quota: QuotaFake
+) -> None:
+    """As the kubelet does: the reason of the pod comes after the end of its containers."""
+    about = {"name": "notebook", "ready": True, "image": "notebook:1", "imageID": "1", "restartCount": 0}
+    pod_labels = {"component": "singleuser-server"}
+    status = {"phase": "Running", "podIP": "10.0.0.9", "containerStatuses": [{**about, "state": {"running": {}}}]}
+    pod = {"metadata": {"name": POD, "labels": pod_labels}, "spec": {"containers": [about]}, "status": status}
+    kube.add("pods", pod)
+    state = {"pod_name": POD, "kubespawner_version": "7.1.0", "makeway_pod": True}
+    spawner = spawner_for("ana", state, makeway_api_url=URL, makeway_token="t")
+    assert await PodSpawner.poll(spawner) is None
+    killed = {"terminated": {"reason": "Error", "exitCode": 137}}
+    kube.change_pod(POD, containerStatuses=[{**about, "ready": False, "state": killed}])
+    await until(lambda: pod_end.server_has_ended(spawner.pod))
+    polled = asyncio.ensure_future(PodSpawner.poll(spawner))
+    await asyncio.sleep(0.5)
+    kube.change_pod(POD, phase="Failed", reason="Evicted", message="Pod ephemeral local storage usage exceeds 50M.")
+    exit_status = await asyncio.wait_for(polled, SOON)
+    assert exit_status is not None
+    assert spawner.how_server_ended(exit_status).startswith("Its node evicted its pod (Evicted: Pod ephemeral local")
 
 
 NO_DEVICE = {

@@ -495,11 +495,11 @@ def test_two_signals_in_a_save_leave_it_whole(container: Container, to: str) -> 
 
 @pytest.mark.parametrize("to", ["launcher", "job"])
 def test_two_signals_in_a_save_move_no_deadline_and_leave_the_older_checkpoint(container: Container, to: str) -> None:
-    process = twice(container, to, grace=2)
+    process = twice(container, to, grace=10)  # with less, a busy machine ends it before its save begins
     process.wait(90)
     status = container.status()
     assert (status["exit_code"], status["killed"], status["acknowledged"]) == (-signal.SIGKILL, True, False)
-    expected = r"did not end within 2 s and was killed (1\.\d|2|2\.[0-2]) s into a save; saved at step 3"
+    expected = r"did not end within 10 s and was killed (\d(\.\d)?|10|10\.[0-2]) s into a save; saved at step 3"
     assert re.fullmatch(expected, status["message"]), status["message"]
     assert container.file("log").read_text().count("to save and end") == 1
     kept = container.root / "job" / "checkpoints"
