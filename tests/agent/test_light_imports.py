@@ -5,12 +5,16 @@ from __future__ import annotations
 import email.parser
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 from agent.machine_service import answering
-from makeway.agent.light_imports import HeaderParser
+from makeway.agent import light_imports
+from makeway.agent.light_imports import HeaderParser, import_lazily
 from makeway.launcher.record import Record
 
 SOURCES = Path(__file__).parents[2] / "widgets"
@@ -59,6 +63,49 @@ for _ in range(3):
         command = [sys.executable, "-I", "-c", code, str(SOURCES), service.url]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout.split(), done.stderr) == (["0.2"] * 3, "")
+
+
+def test_two_threads_may_use_a_module_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One has just seen that nobody has imported the module yet, while the other begins to import it."""
+    name, begun = "imported_by_two", tmp_path / "begun"
+    code = f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(1.0)\nvalue = 5\n"
+    (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    looking = threading.Event()
+
+    class Modules:
+        """The modules of Python; the first one who looks up the module goes on once another imports it, if one can."""
+
+        def get(self, key: str) -> object:
+            found, ends, first = sys.modules.get(key), time.monotonic() + 2.0, not looking.is_set()
+            looking.set()
+            while first and not begun.exists() and time.monotonic() < ends:
+                time.sleep(0.01)
+            return found
+
+        def __delitem__(self, key: str) -> None:
+            del sys.modules[key]
+
+    import_lazily(name)
+    lazy = sys.modules[name]
+    values: list[int] = []
+    errors: list[Exception] = []
+
+    def use() -> None:
+        try:
+            values.append(lazy.value)
+        except (AttributeError, ImportError, KeyError) as error:
+            errors.append(error)
+
+    monkeypatch.setattr(light_imports, "sys", SimpleNamespace(modules=Modules()))
+    threads = [threading.Thread(target=use) for _ in range(2)]
+    threads[0].start()
+    assert looking.wait(10)
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    assert (values, errors) == ([5, 5], [])
+    assert vars(sys.modules.pop(name))["value"] == 5
 
 
 def test_a_record_is_a_named_tuple() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from types import ModuleType
 
 TYPE_CHECKING = False
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 EMAIL = ("email", "email.message", "email.parser")
+_REPLACING = threading.Lock()
+"""Held by the one thread that makes place for a module: another must not remove what is being imported by then"""
 
 
 def import_http_client(tls: bool) -> None:
@@ -50,8 +53,9 @@ class _LazyModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
+        with _REPLACING:
+            if sys.modules.get(self.__name__) is self:
+                del sys.modules[self.__name__]
         return getattr(importlib.import_module(self.__name__), name)
 
 
