@@ -303,6 +303,13 @@ def test_a_second_agent_with_a_folder_of_its_own_does_not_join(machine: TestMach
     wait_until(lambda: len(service.joins) == 2, "the next agent")
 
 
+def test_an_agent_that_gets_no_lock_says_so_and_is_the_machine(machine: TestMachine) -> None:
+    machine.env["LOCAL_MACHINE_FOLDER"] = str(machine.folder / "none")
+    machine.start()
+    machine.joined()
+    assert f"no lock can be had in {machine.folder / 'none'}: a second agent of this machine" in machine.log()
+
+
 @pytest.mark.parametrize(
     ("seconds", "least", "most"),
     [(0, 0, 1), (-5, 0, 1), (1e-9, 5, 12), (1e9, 0, 1), (1e12, 0, 1), (math.nan, 0, 1), ("soon", 0, 1)],

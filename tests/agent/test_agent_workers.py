@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import os
@@ -426,6 +427,93 @@ def test_a_machine_ends_without_what_does_not_die(
     assert machine.lines[-1].startswith("ends without them")
 
 
+@pytest.fixture
+def hung_start(machine: Machine, wanted: MachineOrders) -> Iterator[subprocess.Popen[bytes]]:
+    """Return a start that hangs before it is on record, as one of a disk that hangs: it waits for its lock."""
+    home = machine.home()
+    home.mkdir(parents=True)
+    with home.with_name(f"{home.name}.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        machine.sync(wanted)
+        process = machine.worker.process
+        assert process is not None
+        machine.launchers.append(process)
+        yield process
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("reason", ["the service has stopped it", ""], ids=["stop", "SIGTERM"])
+def test_a_machine_ends_without_a_start_that_does_not_die(
+    machine: Machine, hung_start: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reason: str
+) -> None:
+    if reason:  # after a SIGTERM, it is waited for launchers that run
+        machine.workers.workers |= running_beside(machine)
+    words = ["--url", "http://127.0.0.1:1", "--machine", "m-1", "--token-file", str(tmp_path / "token"), "--gpus", "1"]
+    seconds = iter(range(1000))
+    with monkeypatch.context() as unkillable:
+        unkillable.setattr(os, "kill", lambda pid, number: None)
+        unkillable.setattr(os, "killpg", lambda group, number: None)
+        unkillable.setattr(time, "sleep", lambda seconds: None)
+        options = read_options([*words, "--state", str(machine.path)])
+        agent = MachineAgent(options, machine.folder, log=machine.lines.append, clock=lambda: float(next(seconds)))
+        agent._workers.workers = machine.workers.workers
+        agent._end_reason = reason
+        assert agent._end() == (0 if reason else 143)
+    assert next(seconds) >= KILLED_SECONDS
+    assert hung_start.poll() is None
+    told = [line for line in machine.lines if "killed, and does not end: process" in line]
+    assert len(told) == (2 if reason else 1)
+    assert f"process {hung_start.pid} in state" in "".join(told)
+    assert machine.lines[-1].startswith("ends without them")
+
+
+def running_beside(machine: Machine) -> dict[tuple[str, int, int], AgentWorker]:
+    """Return one more worker, whose launcher runs."""
+    home = machine.home(("j-2", 1, 0))
+    home.mkdir(parents=True)
+    process = subprocess.Popen(["sleep", "1000"], env={"PATH": os.environ["PATH"]})
+    machine.launchers.append(process)
+    own = {"pid": process.pid, "ticks": start_time(process.pid), "boot": boot_id()}
+    home.with_name(f"{home.name}.json").write_text(json.dumps(own))
+    return {("j-2", 1, 0): AgentWorker(("j-2", 1, 0), str(home), machine.now)}
+
+
+def test_a_start_that_dies_of_the_kill_is_not_stuck(machine: Machine, hung_start: subprocess.Popen[bytes]) -> None:
+    machine.workers.terminate()
+    hung_start.wait(10)
+    machine.now += 100.0
+    machine.workers.sync(None)
+    assert machine.worker.killed_at is None
+    assert not machine.workers.running
+
+
+def test_the_removal_of_a_container_has_its_time_after_what_did_not_die_for_long(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.launcher("true", container="makeway-j-1", runtime="podman").wait()
+    env = {"PATH": os.environ["PATH"], "MAKEWAY_JOB_DIR": str(machine.home())}
+    left = subprocess.Popen(["sleep", "1000"], env=env)
+    machine.launchers.append(left)
+    with monkeypatch.context() as unkillable:
+        unkillable.setattr(os, "kill", lambda pid, number: None)
+        machine.sync(None)
+        machine.sync(None, KILLED_SECONDS)
+    assert machine.workers.stuck_for() == KILLED_SECONDS
+    left.kill()
+    left.wait()
+    removal = subprocess.Popen(["sleep", "1000"])
+    machine.launchers.append(removal)
+    monkeypatch.setattr(workers_module, "_process", lambda *_, **__: removal)
+    machine.sync(None)
+    assert machine.workers.running
+    assert machine.workers.stuck_for() == 0.0
+    removal.kill()
+    removal.wait()
+    machine.sync(None)
+    assert machine.worker.state == "exited"
+
+
 def test_a_machine_has_one_agent_whatever_its_folders_are(tmp_path: Path) -> None:
     places = (str(tmp_path),)
     held = lock_machine("m-1", "http://portal.test/a", places)
@@ -445,12 +533,13 @@ def test_what_others_have_put_in_the_place_of_the_lock_keeps_no_agent_from_its_m
     victim = tmp_path / "victim"
     victim.write_text("as before")
     name = "makeway-agent-m-1-http_portal.test.lock"
-    for folder in ("link", "folder", "pipe", "foreign"):
+    for folder in ("link", "hard link", "folder", "pipe", "foreign"):
         (tmp_path / folder).mkdir()
     (tmp_path / "link" / name).symlink_to(victim)
+    (tmp_path / "hard link" / name).hardlink_to(victim)
     (tmp_path / "folder" / name).mkdir()
     os.mkfifo(tmp_path / "pipe" / name)
-    places = [tmp_path / folder for folder in ("link", "folder", "pipe", "none")]
+    places = [tmp_path / folder for folder in ("link", "hard link", "folder", "pipe", "none")]
     if os.geteuid() == 0:
         (tmp_path / "foreign" / name).write_text("as before")
         os.chown(tmp_path / "foreign" / name, 12345, 12345)

@@ -50,11 +50,12 @@ def main(words: list[str]) -> int:
             go_on_unpacked(folder, words)
     import_http_client(tls=options.url.lower().startswith("https:"))
     from .machine_agent import MachineAgent
-    from .machine_folder import FolderInUse, MachineFolder, MachineInUse, lock_machine
+    from .machine_folder import FolderInUse, MachineFolder, MachineInUse, lock_folders, lock_machine
 
     try:
         state = MachineFolder(options.state, options.machine)
-        lock_machine(options.machine, options.url)  # held until the process ends
+        if lock_machine(options.machine, options.url) is None:  # it is held until the process ends
+            log(f"no lock can be had in {' or '.join(lock_folders())}: a second agent of this machine is not noticed")
     except (FolderInUse, MachineInUse) as error:
         log(str(error))
         return IN_USE

@@ -35,20 +35,25 @@ class MachineInUse(OSError):
     """Another agent is this machine, with a folder of its own."""
 
 
+def lock_folders() -> tuple[str, ...]:
+    """Return where the lock of this machine may be. The local provider's machines are folders, with one agent each."""
+    local = os.environ.get("LOCAL_MACHINE_FOLDER", "")
+    return (local,) if local else LOCK_FOLDERS
+
+
 def lock_machine(machine: str, url: str, folders: tuple[str, ...] = ()) -> int | None:
     """Return a lock that one agent of a machine and service holds, whatever its folder; None where none can be had.
 
-    The local provider's machines are folders, with one agent each. Others' files in a folder for all are passed over.
+    Others' files in a folder for all are passed over, and what they link to: the lock's file is emptied.
     """
-    local = os.environ.get("LOCAL_MACHINE_FOLDER", "")
     name = f"makeway-agent-{machine}-{re.sub('[^A-Za-z0-9.]+', '_', url)}"[:250]
-    for folder in folders or ((local,) if local else LOCK_FOLDERS):
+    for folder in folders or lock_folders():
         descriptor = -1
         try:
             path = os.path.join(folder, f"{name}.lock")
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             status = os.fstat(descriptor)
-            if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
+            if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, str(os.getpid()).encode())

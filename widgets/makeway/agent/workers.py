@@ -96,11 +96,13 @@ class AgentWorker:
         """Whether its job runs, or may run still: afterwards its launcher only reports how that ended."""
         return self.may_run and not os.path.exists(os.path.join(self.folder, f"attempt-{self.key[1]}", "status.json"))
 
-    def abandon_start(self) -> None:
-        """Kill a start that is under way, with the command of a container runtime that it waits for."""
-        if self.process is not None and self.process.poll() is None and not read_record(self.folder):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+    def abandon_start(self) -> list[int]:
+        """Kill a start that is under way, with the command of a container runtime that it waits for; return its pid."""
+        if self.process is None or self.process.poll() is not None or read_record(self.folder):
+            return []
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        return [self.process.pid] if self.process.poll() is None else []
 
     def signal(self, number: int) -> None:
         """Send a signal to the launcher, if it runs."""
@@ -156,7 +158,7 @@ class MachineWorkers:
                 worker.terminated_at = self._clock()
                 worker.signal(signal.SIGTERM)
             elif not worker.record:
-                worker.abandon_start()
+                self._note_killed(worker, worker.abandon_start())
 
     def kill(self) -> None:
         """Kill every launcher, and what it started."""
@@ -164,6 +166,7 @@ class MachineWorkers:
             self._kill(worker)
             if worker.process is not None:
                 worker.process.kill()
+            self._note_killed(worker, worker.abandon_start())
 
     def stuck_for(self) -> float:
         """Return the seconds since the newest kill of what does not die, as in state D; 0 if anything else runs."""
@@ -237,7 +240,7 @@ class MachineWorkers:
             return
         if not worker.record:
             if code is not None:
-                worker.process = None
+                worker.process, worker.killed_at = None, None
                 line = _last_line(worker.folder)
                 self._failed_start(worker, line.strip("()") or f"exit code {code}", code == GIVEN_UP)
             return
@@ -249,6 +252,7 @@ class MachineWorkers:
         if worker.record.get("boot") == self._boot and (pids := kill_leftovers(worker.folder)):
             self._note_killed(worker, pids)
             return  # its GPUs are not free before nothing of it runs
+        worker.killed_at = None
         if worker.record.get("container") and not self._removed(worker):
             return
         if worker.record.get("container"):
