@@ -66,9 +66,9 @@ for _ in range(3):
 
 
 def test_two_threads_may_use_a_module_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One has just seen that nobody has imported the module yet, while the other begins to import it."""
-    name, begun = "imported_by_two", tmp_path / "begun"
-    code = f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(1.0)\nvalue = 5\n"
+    """One has just seen that no thread has imported the module yet, while the other begins to import it."""
+    name, started = "imported_by_two", tmp_path / "started"
+    code = f"import pathlib, time\npathlib.Path({str(started)!r}).touch()\ntime.sleep(1.0)\nvalue = 5\n"
     (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     looking = threading.Event()
@@ -79,7 +79,7 @@ def test_two_threads_may_use_a_module_first(tmp_path: Path, monkeypatch: pytest.
         def get(self, key: str) -> object:
             found, ends, first = sys.modules.get(key), time.monotonic() + 2.0, not looking.is_set()
             looking.set()
-            while first and not begun.exists() and time.monotonic() < ends:
+            while first and not started.exists() and time.monotonic() < ends:
                 time.sleep(0.01)
             return found
 
