@@ -28,9 +28,10 @@ from makeway_quota.engine.restarts import Restarts
 from makeway_quota.quarantine import Quarantine
 from makeway_quota.services import machine_what_if
 from makeway_quota.store import Store, open_store
-from makeway_quota.store.errors import NotLeading
-from makeway_quota.store.records import NewWorkload
+from makeway_quota.store.errors import NotLeading, StoreError
+from makeway_quota.store.records import NewDecision, NewWorkload
 from makeway_quota.store.rows import initial_record
+from makeway_quota.store.storage.sealed_secrets import SecretKeys, StoredCredential
 from makeway_quota.values import Notice, Place
 from makeway_quota.wording.machines import CAUSES
 from running import python, running
@@ -235,6 +236,166 @@ async def test_a_provider_that_cannot_be_made_anew_launches_nothing_and_tells_th
     assert isinstance(prospect, NoLaunch)
     [cause] = prospect.causes
     assert CAUSES[cause.code](cause.values) == "the service cannot use the provider of C"
+
+
+def _titled(title: str, more: str = "") -> str:
+    return f"{DOCUMENT.format(name='cloud', machines=3)}title: {title}\n{more}"
+
+
+async def _with_a_document_that_fails(world: World, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Save a second version for which no provider can be made, and try until it backs off for long.
+
+    Returns the machine of the first one.
+    """
+    world.loop.quarantine = Quarantine(lambda: world.now)
+    world.deploy()
+    [row] = await world.grown("a")
+
+    def broken(deployment: Deployment) -> Provider:
+        if deployment.title == "Wrong":
+            raise ValueError("no such region")
+        return world.provider(deployment)
+
+    monkeypatch.setattr(world.loop, "_make_provider", broken)
+    world.store.deployments.save("cloud", _titled("Wrong"), 1, "admin", world.now)
+    for _ in range(6):
+        world.report(row)
+        world.needs(busy=(row.id,))
+        await world.turn(20)
+    [entry] = world.loop.quarantine.entries
+    assert (entry.name, entry.reason) == ("cloud", "ValueError: no such region")
+    assert entry.again_at > world.now + 5
+    return row
+
+
+@pytest.mark.parametrize("edit", ["pause", "delete"])
+async def test_a_pause_and_a_deletion_count_at_the_next_step_while_a_document_that_failed_backs_off(
+    world: World, monkeypatch: pytest.MonkeyPatch, edit: str
+) -> None:
+    row = await _with_a_document_that_fails(world, monkeypatch)
+    if edit == "pause":
+        world.store.deployments.save("cloud", _titled("Wrong", "paused: true\n"), 2, "admin", world.now)
+    else:
+        world.store.deployments.delete("cloud", 2, "admin", world.now)
+    world.report(row)
+    world.needs(busy=(row.id,))
+    await world.turn(0.1)
+    assert [(one.id, one.state) for one in world.rows] == [(row.id, "draining")]
+
+
+async def test_a_correction_counts_at_the_next_step_while_a_document_that_failed_backs_off(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = await _with_a_document_that_fails(world, monkeypatch)
+    world.store.deployments.save("cloud", _titled("Right"), 2, "admin", world.now)
+    await world.turn(0.1)
+    status = world.loop.status("cloud")
+    assert status is not None
+    assert (status.problem, status.unusable) == ("", False)
+    world.needs("b", busy=(row.id,))
+    await world.turn(0.1)
+    assert len(world.rows) == 2
+    assert world.loop.quarantine.entries == []
+
+
+async def test_a_credential_that_was_set_is_used_at_the_next_step_while_its_absence_backs_off(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = SecretKeys(tmp_path / "credentials.key", made=True)
+
+    def made(deployment: Deployment) -> Provider:
+        if not world.store.secrets.cloud(keys, deployment.name):
+            raise ValueError("it has no credential")
+        return world.provider(deployment)
+
+    monkeypatch.setattr(world.loop, "_make_provider", made)
+    world.loop.quarantine = Quarantine(lambda: world.now)
+    world.deploy()
+    for _ in range(6):
+        await world.turn(20)
+    status = world.loop.status("cloud")
+    assert status is not None
+    assert status.unusable
+    credential = StoredCredential("cloud", "cloud", "", world.now, "admin")
+    line = NewDecision("credential", None, None, "admin", "credential", "It is set.", {})
+    world.store.secrets.write(credential, {"key": "k"}, keys, line)
+    await world.turn(0.1)
+    status = world.loop.status("cloud")
+    assert status is not None
+    assert not status.unusable
+
+
+async def test_a_document_that_failed_is_neither_read_nor_tried_again_before_it_is_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = await _with_a_document_that_fails(world, monkeypatch)
+    tries = world.loop.quarantine.entries[0].tries
+    read = list[str]()
+
+    def heard(connection: object, cursor: object, statement: str, *_: object) -> None:
+        read.extend(["documents"] if "deployments.document" in statement else [])
+
+    event.listen(world.store._database.engine, "before_cursor_execute", heard)
+    try:
+        for _ in range(3):
+            world.report(row)
+            world.needs(busy=(row.id,))
+            await world.turn(0.1)
+        assert read == []
+        await world.turn(120)
+        assert read == ["documents"]
+    finally:
+        event.remove(world.store._database.engine, "before_cursor_execute", heard)
+    assert world.loop.quarantine.entries[0].tries == tries + 1
+
+
+async def test_a_database_that_fails_while_a_provider_is_made_is_not_called_a_fault_of_the_provider(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.deploy()
+    await world.turn()
+
+    def locked(deployment: Deployment) -> Provider:
+        raise StoreError("the database is locked")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(world.loop, "_make_provider", locked)
+        world.store.deployments.save("cloud", _titled("C"), 1, "admin", world.now)
+        with pytest.raises(StoreError):
+            await world.turn()
+        driver = world.loop._drivers["cloud"]
+        assert (driver.deployment.revision, driver.deployment.can_launch) == (1, True)
+    await world.turn(0.1)
+    assert (driver.deployment.revision, driver.deployment.title) == (2, "C")
+    assert world.loop.quarantine.entries == []
+
+
+async def test_a_launch_that_cannot_be_called_without_a_provider_is_not_counted_as_called(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its machine would hold its place, and the credential, until a list shows that there is no instance."""
+    world.deploy()
+    await world.turn()
+    world.providers["cloud"].busy = 1
+    world.needs("a")
+    await world.turn()
+    assert [(row.state, row.launch_calls) for row in world.rows] == [("requested", 0)], "it was throttled"
+    world.lead()
+    world.loop = world.new_loop()
+
+    def missing(deployment: Deployment) -> Provider:
+        raise ValueError("no credential")
+
+    monkeypatch.setattr(world.loop, "_make_provider", missing)
+    for _ in range(4):
+        world.needs("a")
+        await world.turn(60)
+    assert [(row.state, row.launch_calls) for row in world.rows] == [("requested", 0)]
+    world.needs()
+    await world.turn()
+    assert world.rows == []
+    [row] = world.store.machines.machines("cloud")
+    assert (row.state, row.instance) == ("failed", None)
 
 
 async def test_nothing_is_launched_before_a_cycle_says_what_waits(world: World) -> None:

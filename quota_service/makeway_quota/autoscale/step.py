@@ -93,7 +93,8 @@ class StepInput:
     seconds the clock was set forward since the last step that was committed; rows are moved with it. `reports`: events
     by machine. `in_flight`: machines whose launch is under way, and instances whose end is. `boot_seconds`: usual
     boot times by type, where known. `moved_at`: when a machine was emptied last, or since when its leader can know;
-    None: no job is moved. `others`: the deployments that launch for the same pools.
+    None: no job is moved. `others`: the deployments that launch for the same pools. `can_call`: whether there is a
+    provider to call.
     """
 
     now: float
@@ -106,6 +107,7 @@ class StepInput:
     boot_seconds: Mapping[str, float] = field(default_factory=dict)
     moved_at: float | None = None
     others: tuple[OtherDeployment, ...] = ()
+    can_call: bool = True
 
 
 class StepLeader(NamedTuple):
@@ -321,7 +323,7 @@ def step(
             id: tuple(new[one] if isinstance(one, int) else one for one in places)
             for id, places in sizing.served.items()
         }
-    calls = [*_calls(work, seen), *(ProviderCall("terminate", None, orphan.id) for orphan in orphans)]
+    calls = _calls(work, seen, orphans)
     set_at = deployment.credential_set_at
     changes = replace(work.changes(), revision=deployment.revision, credential_set_at=set_at)
     if changes and not store.commit(deployment.name, leader.term, changes):
@@ -345,8 +347,10 @@ def _take_lists(work: _StepState, seen: StepInput) -> list[Instance]:
     return list(orphans.values())
 
 
-def _calls(work: _StepState, seen: StepInput) -> list[ProviderCall]:
-    """Return the calls that the rows ask for, each noted in its row before."""
+def _calls(work: _StepState, seen: StepInput, orphans: Iterable[Instance]) -> list[ProviderCall]:
+    """Return the calls that the rows ask for, each noted in its row before, and those that end orphans."""
+    if not seen.can_call:
+        return []
     calls = []
     waiting = any(one.active(seen.now) and one.type == "*" for one in work.backoffs)
     for machine in sorted(work.machines.values(), key=lambda row: row.id):
@@ -361,7 +365,7 @@ def _calls(work: _StepState, seen: StepInput) -> list[ProviderCall]:
                 continue
             work.apply_event(machine.id, MachineEvent("end_called"))
             calls.append(ProviderCall("terminate", machine, machine.instance))
-    return calls
+    return [*calls, *(ProviderCall("terminate", None, orphan.id) for orphan in orphans)]
 
 
 def _due(called: float | None, retry: float, now: float) -> bool:

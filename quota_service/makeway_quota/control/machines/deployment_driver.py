@@ -265,6 +265,7 @@ class DeploymentDriver:
             term.clock_step,
             self._boot_seconds or {},
             term.moved_at,
+            can_call=not isinstance(self._provider, UnusableProvider),
         )
         current_demand = None if demand is None or demand.began <= term.changed_at else demand
         beside = tuple(one for one in others if not one.deleting)
@@ -411,7 +412,7 @@ class DeploymentDriver:
 
     def _begin(self, term: _Term, call: ProviderCall) -> None:
         target = call.machine.id if call.kind == "launch" and call.machine is not None else call.instance
-        if target in self._in_flight or isinstance(self._provider, UnusableProvider):
+        if target in self._in_flight:
             return
         self._in_flight[target] = call.kind
         self._spawn(self._call(term, call, target))

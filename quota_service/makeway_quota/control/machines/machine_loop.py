@@ -27,7 +27,7 @@ from ...backends.machines.machine_source import BACKEND
 from ...engine.plan import Demand, Plan
 from ...engine.restarts import Restarts
 from ...engine.snapshot import Node, Pool
-from ...quarantine import Quarantine
+from ...quarantine import Quarantine, concerns_all
 from ...store.records import StoredDeployment
 from ...store.storage.sealed_secrets import SecretsLocked
 from ...store.store import Store
@@ -91,7 +91,8 @@ class MachineLoop:
         self._drivers: dict[str, DeploymentDriver] = {}
         self._documents: dict[str, tuple[StoredDeployment, float | None]] = {}
         """what each driver was made of: the document, and when the credential of its cloud was set"""
-        """when that was set with which the provider of each deployment was made"""
+        self._failed: dict[str, tuple[StoredDeployment, float | None]] = {}
+        """of what the last try failed: the same is tried again after a back-off, anything else at once"""
         self._demand: CycleDemand | None = None
         self._term: int | None = None
         self._read_in: int | None = None
@@ -332,26 +333,37 @@ class MachineLoop:
                 )
             ):
                 self._documents.pop(name, None)
+                self._failed.pop(name, None)
                 del self._drivers[name]
                 await driver.close()
 
     async def _read_documents(self) -> None:
         """Begin, change and end drivers as the documents say, which are read where one has another version."""
         versions, secrets_at = await asyncio.to_thread(self._versions)
-        known = {name: (one.version, set_at) for name, (one, set_at) in self._documents.items()}
+        waiting = {name: made_of for name, made_of in self._failed.items() if self._is_waiting(name)}
+        known = {name: (one.version, set_at) for name, (one, set_at) in (self._documents | waiting).items()}
         if known == {name: (version, secrets_at.get(name)) for name, version in versions.items()}:
             return
         stored = {one.name: one for one in await asyncio.to_thread(self._store.deployments.list)}
         for name in self._drivers.keys() - stored.keys():
             await self._drivers.pop(name).close()
         self._documents = {name: made_of for name, made_of in self._documents.items() if name in stored}
+        self._failed = {name: made_of for name, made_of in self._failed.items() if name in stored}
         for name, one in stored.items():
             made_of = one, secrets_at.get(name)
-            if self._documents.get(name) == made_of or self.quarantine.is_backing_off(READING, "deployment", name):
+            if self._documents.get(name) == made_of or (self._failed.get(name) == made_of and self._is_waiting(name)):
                 continue
+            self._failed.pop(name, None)
             with self.quarantine.guard(READING, "deployment", name):
                 await self._drive(one, made_of[1])
                 self._documents[name] = made_of
+            if self._documents.get(name) != made_of:
+                self._documents.pop(name, None)
+                self._failed[name] = made_of
+
+    def _is_waiting(self, name: str) -> bool:
+        """Whether what failed with a document, or its provider, is not tried again yet."""
+        return self.quarantine.is_backing_off(READING, "deployment", name)
 
     def _versions(self) -> tuple[dict[str, int], dict[str, float]]:
         """Return the versions of the documents, and when each credential of a cloud was set."""
@@ -363,6 +375,8 @@ class MachineLoop:
         try:
             provider = await asyncio.to_thread(self._make_provider, deployment)
         except Exception as error:  # a pause holds, and machines end, by what it logs in with so far, if it does
+            if concerns_all(error):
+                raise
             problem = _problem_of(error)
             driver = self._driver_of(deployment, UnusableProvider(problem))
             driver.replace_document(deployment, problem, deleting=stored.deleting)
@@ -396,7 +410,7 @@ class MachineLoop:
 
     async def _stop(self) -> None:
         self._term = None
-        drivers, self._drivers, self._documents = list(self._drivers.values()), {}, {}
+        drivers, self._drivers, self._documents, self._failed = list(self._drivers.values()), {}, {}, {}
         for driver in drivers:
             try:
                 await driver.close()
