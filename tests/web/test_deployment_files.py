@@ -98,6 +98,26 @@ async def test_an_imported_document_is_saved_by_the_second_press(web: Portal) ->
     assert [(one.document, one.version) for one in store_of(web).deployments.list()] == [(OTHER, 2)]
 
 
+MANY_TYPES = CLOUD + "".join(
+    f"  - {{name: type-{number}, pool: gpu, instance: i-{number}, gpus: 1, price: 1}}\n" for number in range(31)
+)
+
+
+@pytest.mark.covers("F58")
+@pytest.mark.parametrize("text", [MANY_TYPES, f"{CLOUD}moves: {{}}\n"], ids=["31 more types", "an empty table"])
+async def test_a_document_that_the_form_has_no_fields_for_is_imported_over_the_one_that_is_there(
+    web: Portal, text: str
+) -> None:
+    await saved(web, text)
+    browser = await web.browser("root")
+    asks = await imported(browser, text.replace("6.50", "7").encode())
+    sent = fields(asks)
+    assert (sent["mode"], sent["name"], sent["version"]) == ("yaml", "cloud", "1")
+    await send(browser, asks, 200)
+    [stored] = store_of(web).deployments.list()
+    assert (stored.document, stored.version) == (text.replace("6.50", "7"), 2)
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [

@@ -145,7 +145,7 @@ async def import_document(
         return await page(request, "deployment_import.html", visitor, status=422, problem=str(error))
     typed = _Typed(text, values_of(text))
     check = await services.deployments.validate(visitor.caller, text)
-    name = (typed.values or {}).get("name", "")
+    name = read_deployment(text).name if check.ok else (typed.values or {}).get("name", "")
     here = {one.name: one.version for one in await services.deployments.list_all(visitor.caller)}
     known: dict[str, Any] = {"check": check, "version": here.get(name, 0), "name": name if name in here else ""}
     if not check.ok:
