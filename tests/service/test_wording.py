@@ -12,6 +12,7 @@ from makeway_quota.engine.plan import Fact
 from makeway_quota.services.machines.machines import event_model
 from makeway_quota.store.machines.log import MachineLogEvent
 from makeway_quota.wording import Names, count, duration, gpus, names, outcomes, sentence
+from makeway_quota.wording.machines import deployment_activity
 from makeway_quota.wording.sentences import SENTENCES, WITH_VICTIMS
 
 
@@ -35,6 +36,25 @@ def test_half_a_gpu_is_written_in_one_way() -> None:
 )
 def test_a_duration_is_written_in_its_two_largest_units(seconds: float, said: str) -> None:
     assert duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("machines", "doing", "told"),
+    [
+        (3, {"deleting": True}, "Being deleted: 3 machines end first.{}"),
+        (1, {"paused": True}, "Paused: nothing is launched, and 1 machine is being ended.{}"),
+        (1, {"paused": True, "deleting": True}, "Being deleted: 1 machine ends first.{}"),
+        (0, {"deleting": True}, "Being deleted: it has no machines any more."),
+        (0, {"paused": True}, "Paused: nothing is launched."),
+        (3, {}, "Nothing is launched: the service cannot use its provider, and tries again."),
+    ],
+)
+def test_a_provider_that_cannot_be_used_hides_neither_a_pause_nor_a_deletion(
+    machines: int, doing: dict[str, bool], told: str
+) -> None:
+    state = {"paused": False, "deleting": False} | doing
+    held_up = " The service cannot use its provider, which may hold that up, and tries again."
+    assert deployment_activity(machines, **state, unusable=True) == told.format(held_up)
 
 
 def test_lists_end_with_and() -> None:

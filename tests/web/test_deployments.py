@@ -13,7 +13,8 @@ from makeway_quota.autoscale.backoff import LaunchBackoff
 from makeway_quota.autoscale.step import MachineChanges
 from makeway_quota.services import Caller
 from makeway_quota.store.store import Store
-from web.portal import API, PREFIX, Portal
+from web.portal import API, PEOPLE, PREFIX, Portal
+from web.test_pages import applied, check, words, xsrf
 
 AT = f"{API}/deployments"
 CLOUD = """\
@@ -96,6 +97,39 @@ async def test_another_change_meanwhile_is_a_conflict_with_what_is_there_now(web
     assert (await root.get(f"{AT}/cloud")).json()["document"] == cheaper
     replaced = await saved(web, CLOUD, version=None)
     assert (replaced["version"], replaced["document"]) == (3, CLOUD)
+
+
+async def test_a_type_whose_pool_is_not_autoscaled_is_told_before_it_is_saved_and_in_the_state(
+    web: Portal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no mistake: the machines that are kept idle are launched, and the policy may follow."""
+    monkeypatch.setattr(web.services.deployments, "_launches_machines", True)
+    root = web.as_("root")
+    [warning] = (await root.post(f"{AT}/validate", json={"document": CLOUD})).json()["warnings"]
+    assert (warning["line"], warning["where"]) == (8, "machine_types[0].pool")
+    assert warning["message"] == (
+        "the pool gpu is not of kind autoscaled, so no machine is launched for work that waits there; "
+        "name one that is, or give it kind: autoscaled"
+    )
+    told = (
+        "No machine is launched for work that waits for the pool gpu: give it kind: autoscaled in the policy, "
+        "or name another pool."
+    )
+    assert (await saved(web))["message"] == told
+    browser = await web.browser("root")
+    form = xsrf(check(await browser.get(f"{PREFIX}deployment-form?name=cloud")))
+    shown = await browser.post(f"{PREFIX}deployment-form", data=form | {"document": CLOUD, "action": "validate"})
+    assert warning["message"] in words(check(shown))
+
+    document = (await web.services.policies.current(PEOPLE["root"])).document or ""
+    document = document.replace("\npools:\n", "\npools:\n  - {name: grows, kind: autoscaled}\n", 1)
+    policy = xsrf(check(await browser.get(f"{PREFIX}policy")))
+    await applied(browser, policy | {"base": "1", "document": document, "comment": ""})
+    second = "  - {name: second, pool: grows, instance: big-2, gpus: 2, price: 3.10}\n"
+    assert (await saved(web, CLOUD + second, 1))["message"] == f"Launches machines when work waits for them. {told}"
+    growing = CLOUD.replace("pool: gpu", "pool: grows")
+    assert (await root.post(f"{AT}/validate", json={"document": growing})).json()["warnings"] == []
+    assert (await saved(web, growing, 2))["message"] == "Launches machines when work waits for them."
 
 
 async def test_every_mistake_of_a_document_is_told_with_its_line(web: Portal) -> None:

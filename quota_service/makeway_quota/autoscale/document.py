@@ -306,6 +306,24 @@ def read_deployment(
     return deployment
 
 
+def static_pool_warnings(text: str, file: str, autoscaled: Collection[str]) -> list[Issue]:
+    """Return a warning for each type of a valid document whose pool gets no machines for the work that waits.
+
+    Those that are kept idle are launched for any pool. `autoscaled`: the pools of that kind.
+    """
+    source = parse(text, MAX_BYTES)
+    result = []
+    for at, machine_type in enumerate(read_deployment(text, file, stored=True).types):
+        if machine_type.pool not in autoscaled:
+            loc: Loc = ("machine_types", at, "pool")
+            message = (
+                f"the pool {machine_type.pool} is not of kind autoscaled, so no machine is launched for work that "
+                "waits there; name one that is, or give it kind: autoscaled"
+            )
+            result.append(Issue(file, source.line(loc), text_of_loc(loc), message))
+    return result
+
+
 def _check(top: DeploymentTable) -> Iterator[Problem]:
     """Yield what contradicts within the document."""
     if not top.machine_types:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from makeway_api.durations import duration
@@ -62,6 +62,7 @@ CANNOT_LAUNCH = "Nothing is launched: this service has no backend for machines. 
 
 
 UNUSABLE = "Nothing is launched: the service cannot use its provider, and tries again."
+HOLDS_UP_ENDS = " The service cannot use its provider, which may hold that up, and tries again."
 
 
 def deployment_activity(
@@ -71,15 +72,25 @@ def deployment_activity(
 
     `can_launch`: whether the service launches any; `unusable`: whether it cannot use the provider.
     """
-    if unusable and (machines or not (deleting or paused)):
+    if unusable and not (deleting or paused):
         return UNUSABLE
+    held_up = HOLDS_UP_ENDS if unusable else ""
     ending = f"{count(machines, 'machine')} {'ends' if machines == 1 else 'end'} first"
     if deleting:
-        return f"Being deleted: {ending}." if machines else "Being deleted: it has no machines any more."
+        return f"Being deleted: {ending}.{held_up}" if machines else "Being deleted: it has no machines any more."
     if paused:
         rest = f"{count(machines, 'machine')} {'is' if machines == 1 else 'are'} being ended"
-        return f"Paused: nothing is launched, and {rest}." if machines else "Paused: nothing is launched."
+        return f"Paused: nothing is launched, and {rest}.{held_up}" if machines else "Paused: nothing is launched."
     return CAN_LAUNCH if can_launch else CANNOT_LAUNCH
+
+
+def static_pools(pools: Collection[str]) -> str:
+    """Return that no machine is launched for the work of some pools, and what to do."""
+    one = len(pools) == 1
+    return (
+        f"No machine is launched for work that waits for the {'pool' if one else 'pools'} {listed(sorted(pools))}: "
+        f"give {'it' if one else 'them'} kind: autoscaled in the policy, or name another pool."
+    )
 
 
 COLOURS = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")

@@ -23,7 +23,7 @@ from makeway_api.models import (
 
 from ...autoscale.budget import MICROS_PER_UNIT, count_money, gpu_cost
 from ...autoscale.deployment import Deployment
-from ...autoscale.document import read_deployment
+from ...autoscale.document import read_deployment, static_pool_warnings
 from ...autoscale.document_edits import differences, free_name, with_name, with_paused
 from ...autoscale.machine import STATES, Machine
 from ...backends.machines.machine_source import BACKEND as MACHINES
@@ -32,7 +32,7 @@ from ...policy import PolicyInvalid
 from ...policy.issues import Issue
 from ...store.errors import Conflict
 from ...store.records import NewDecision, StoredDeployment
-from ...wording.machines import deployment_activity
+from ...wording.machines import CAN_LAUNCH, deployment_activity, static_pools
 from ..caller import Caller
 from ..context import Context
 from ..refusals import invalid_document, refuse, wire_issues
@@ -204,8 +204,9 @@ class DeploymentService:
             raise unknown_deployment(name)
         return stored
 
-    def _pools(self) -> Sequence[str]:
-        return [pool.name for pool in self._context.document.pools]
+    def _pools(self, *kinds: str) -> Sequence[str]:
+        """Return the names of all pools of the policy, or of those of some kinds."""
+        return [pool.name for pool in self._context.document.pools if not kinds or pool.kind in kinds]
 
     def _validate(self, text: str) -> PolicyCheck:
         try:
@@ -214,7 +215,8 @@ class DeploymentService:
             _check_place(old, new)
         except PolicyInvalid as invalid:
             return PolicyCheck(ok=False, issues=wire_issues(invalid.issues))
-        return PolicyCheck(ok=True, changes=differences(old, new))
+        warnings = static_pool_warnings(text, DOCUMENT_NAME, self._pools("autoscaled"))
+        return PolicyCheck(ok=True, warnings=wire_issues(warnings), changes=differences(old, new))
 
     def _models(self) -> list[DeploymentModel]:
         store = self._context.store
@@ -248,6 +250,8 @@ class DeploymentService:
             can_launch=self._launches_machines,
             unusable=status is not None and status.unusable,
         )
+        if deployment is not None and result.message == CAN_LAUNCH:
+            result.message = self._launching(deployment)
         if status is not None and status.problem:
             result.message += f" {status.problem.rstrip('.')}."
         if deployment is None:
@@ -259,6 +263,13 @@ class DeploymentService:
         result.spend = self._spend(deployment, machines)
         result.prices = _prices(deployment)
         return result
+
+    def _launching(self, deployment: Deployment) -> str:
+        """Return when a deployment launches machines; its document may be older than the kinds of its pools."""
+        static = deployment.pools.intersection(self._pools("static"))
+        if not static:
+            return CAN_LAUNCH
+        return static_pools(static) if static == deployment.pools else f"{CAN_LAUNCH} {static_pools(static)}"
 
     def _spend(self, deployment: Deployment, machines: Iterable[Machine]) -> DeploymentSpend:
         finished_cost = self._context.store.machines.spend(deployment.name)
