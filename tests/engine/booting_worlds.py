@@ -18,7 +18,7 @@ from engine.mixed_worlds import (
     with_holds,
     with_lost_nodes,
 )
-from makeway_quota.engine import Node, Plan, schedule
+from makeway_quota.engine import Node, Plan, Workload, schedule
 from worlds import World
 
 
@@ -82,12 +82,15 @@ def check_awaiting(world: World, plan: Plan) -> int:
         assert waiting.code != "waiting_for_node" or waiting.not_before == max(booting)
         assert all(node.boots or facts.usable(node.name) for node in nodes)
         assert len(waiting.awaits) == facts.least(w), "a gang is nominated as a whole, with its least number of workers"
+        pool = facts.pools[nodes[0].pool]
         if {placed.node for _, place in after.held.values() for placed in place} <= facts.nodes.keys():
             others = State(facts, {name: item for name, item in after.held.items() if name != w.id})
-            room = facts.workers(others.rooms(), w, nodes[0].pool)
-            assert room < facts.least(w), f"it has room on nodes that are ready: {waiting}"
+            rooms = others.rooms()
+            free = sum(sum(rooms[name].devices) for name in rooms if _is_ready_in(facts, name, pool.name))
+            fits = facts.workers(rooms, w, pool.name) >= facts.least(w)
+            if fits and free - facts.request(w) >= _kept_at_most(others, w, pool.name):
+                raise AssertionError(f"it has room on nodes that are ready: {waiting}")
         assert sum(demand.id == w.id for demand in plan.demand) <= 1, "its need counts once"
-        pool = facts.pools[nodes[0].pool]
         if pool.kind == "autoscaled" and not facts.static and (pool.sessions or w.kind != "session"):
             [demand] = [demand for demand in plan.demand if demand.id == w.id]
             assert (demand.pools, demand.workers) == ((nodes[0].pool,), sum(node.boots for node in nodes))
@@ -95,6 +98,23 @@ def check_awaiting(world: World, plan: Plan) -> int:
     for start in plan.start:
         assert all(facts.usable(placed.node) for placed in start.placement), "nothing starts on a node that boots"
     return len(waits)
+
+
+def _is_ready_in(facts: Facts, node: str, pool: str) -> bool:
+    return facts.usable(node) and facts.nodes[node].pool == pool
+
+
+def _kept_at_most(state: State, w: Workload, pool: str) -> int:
+    """Return at least what static quotas keep free of a workload in a pool: what all keep, if one of others does."""
+    certain, family = state.without_awaiting(), {team.name for team in state.facts.family(w.team)}
+    total, covers = 0, False
+    for team in state.facts.snapshot.policies:
+        for line in team.quotas:
+            unlent = line.reserved - (line.reserved if line.lend is None else line.lend)
+            idle = max(0, unlent - certain.usage(team.name, line))
+            covers = covers or (idle > 0 and team.name not in family and line.covers(pool))
+            total += idle
+    return total if covers else 0
 
 
 class BootingHistory(ChangingHistory):

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from ..index.cluster import Cluster
 from ..index.devices import pick
 from ..index.groups import WorkloadGroup
+from ..index.ledger import Account
 from ..index.nodes import NodeState, PoolState, WorkerPlacement
-from ..placement.fit import within_limits
+from ..placement.fit import static_quota
 from ..plan_builder import PlanBuilder
 from ..request import Need, may_run
 from ..snapshot import Workload
@@ -20,11 +21,13 @@ from ..snapshot import Workload
 
 def await_nodes(builder: PlanBuilder, group: WorkloadGroup, workload: Workload, pools: Iterable[PoolState]) -> bool:
     """Nominate a workload in the first of these pools where it fits once nodes that boot are ready."""
-    cluster, need = builder.cluster, group.need
+    cluster, need, account = builder.cluster, group.need, group.account
     for pool in pools if need.total else ():
-        if not pool.booting or not within_limits(cluster, group.account, pool, need.total, True):
+        if not pool.booting or cluster.over_capacity(pool, need.total, True):
             continue
-        parts = find_when_ready(pool, need)
+        if cluster.ledger.over_limit(account, pool.pool.name, need.total, True) is not None:
+            continue
+        parts = find_when_ready(cluster, account, pool, need)
         if parts:
             cluster.nominate(workload, need, parts)
             builder.awaiting[workload.id] = workload, group
@@ -46,23 +49,25 @@ def only_booting_helps(builder: PlanBuilder, group: WorkloadGroup) -> bool:
     )
 
 
-def find_when_ready(pool: PoolState, need: Need) -> tuple[WorkerPlacement, ...]:
+def find_when_ready(cluster: Cluster, account: Account, pool: PoolState, need: Need) -> tuple[WorkerPlacement, ...]:
     """Return a placement for `min_workers` workers as soon as nodes that boot make it possible; empty if they do not.
 
-    It takes as few workers as possible to nodes that are ready before: their GPUs are kept idle until then.
+    It takes as few workers as possible to nodes that are ready before: their GPUs are kept idle until then. None of
+    these is one that a static quota of another team keeps free.
     """
     ready: list[tuple[int, NodeState]] = []
     if need.min_workers > 1:  # one worker alone would be nominated there
         ready = [(node.workers(need, True), node) for node in pool.nodes if node.suits(need)]
     room = sum([count for count, _ in ready])
     chosen: list[tuple[int, NodeState]] = []
+    missing = need.min_workers  # the nodes that are ready have to take these
     for node in pool.booting_with(need.whole_devices):
-        if room >= need.min_workers:
-            break
         if may_run(need, node.node) and node.node.name not in need.avoid and (count := node.workers(need, True)):
             chosen.append((count, node))
-            room += count
-    if room < need.min_workers:
+            missing = max(0, missing - count)
+            if missing <= room and static_quota(cluster, account, pool, missing * need.gpus, True) is None:
+                break
+    else:
         return ()
     parts: list[WorkerPlacement] = []
     for count, node in (*chosen, *ready):

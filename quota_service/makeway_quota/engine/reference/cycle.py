@@ -12,7 +12,7 @@ from .state.cluster import Cluster, WorkerPlacement
 from .state.groups import GroupHeads, WorkloadGroup, waits_too_long, workload_groups
 from .state.holds import Hold, hold, starving, would_be_preempted_in_team
 from .state.placement import count_workers, find, find_when_ready
-from .state.quota import allowed, in_quota
+from .state.quota import allowed, in_quota, over_capacity, over_limit
 from .victims.moves import consolidate
 from .victims.selection import Choice, select
 from .victims.victims import Preemptor, Rights, rights_of
@@ -292,12 +292,14 @@ class Cycle:
 
     def await_nodes(self, group: WorkloadGroup, workload: Workload, pools: list[str]) -> bool:
         """Nominate a workload in the first pool where it fits once nodes that boot are ready."""
-        for pool in pools if group.need.total else ():
-            if allowed(self.cluster, group.chain, pool, group.need.total, True):
-                parts = find_when_ready(self.cluster, pool, group.need)
-                if parts:
-                    self.decisions.await_nodes(group, workload, parts)
-                    return True
+        cluster, need = self.cluster, group.need
+        for pool in pools if need.total else ():
+            full = over_capacity(cluster, pool, need.total, True) or over_limit(
+                cluster, group.chain, pool, need.total, True
+            )
+            if not full and (parts := find_when_ready(cluster, group.chain, pool, need)):
+                self.decisions.await_nodes(group, workload, parts)
+                return True
         return False
 
     # Reclaim and preemption

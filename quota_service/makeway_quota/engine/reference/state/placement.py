@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ...index.capacity import NodeCapacity, free_pods
 from ...index.devices import UNLIMITED, devices_of, pick
@@ -11,6 +11,7 @@ from ...placement.packing import Packing
 from ...request import Need, Shape, may_run, need_of
 from ...snapshot import GPU, Node, Workload
 from .cluster import Cluster, FreeResources, WorkerPlacement
+from .quota import static_quota
 from .spare import Limit, limit_of, spares
 
 Room = Mapping[str, FreeResources]
@@ -49,8 +50,11 @@ def _find(cluster: Cluster, pool: str, need: Need, in_future: bool, limit: Limit
     return tuple(parts)
 
 
-def find_when_ready(cluster: Cluster, pool: str, need: Need) -> tuple[WorkerPlacement, ...]:
-    """Return a placement as soon as nodes that boot make it possible, with the fewest workers on other nodes."""
+def find_when_ready(cluster: Cluster, chain: Sequence[str], pool: str, need: Need) -> tuple[WorkerPlacement, ...]:
+    """Return a placement as soon as nodes that boot make it possible, with the fewest workers on other nodes.
+
+    Those use no GPUs that another team's static quota keeps free.
+    """
     names = cluster.nodes_of(pool)
     ready = [name for name in names if cluster.suits(name, need)]
     booting = [node for node in map(cluster.nodes.__getitem__, names) if node.boots and may_run(need, node)]
@@ -65,7 +69,9 @@ def find_when_ready(cluster: Cluster, pool: str, need: Need) -> tuple[WorkerPlac
             idle, devices = cluster.free(name).devices if name in ready else None, list(free.devices)
             for _ in range(min(free.workers(need), need.min_workers - len(parts))):
                 parts.append(WorkerPlacement(len(parts), name, *pick(need, devices, idle)))
-        return tuple(parts)
+        on_ready = sum(part.node in ready for part in parts)
+        if static_quota(cluster, chain, pool, on_ready * need.gpus, True) is None:
+            return tuple(parts)
     return ()
 
 
