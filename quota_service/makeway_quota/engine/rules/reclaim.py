@@ -10,12 +10,13 @@ import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 from ..index.nodes import Allocation, NodeState, WorkerPlacement, nodes_of
 from ..placement.fit import may_have_enough_gpus, within_limits
 from .victims.node_by_node import node_by_node
 from .victims.on_node import NodeVictims, NodeVictimsInQuotas, room_on
-from .victims.one_by_one import in_order, one_by_one, smallest_first, steps_of
+from .victims.one_by_one import one_by_one, orders, steps_of
 from .victims.preemptor import Preemptor, Rights, each_once
 from .victims.ranking import Ranking, enough_devices
 from .victims.returning import REPEATS
@@ -243,7 +244,8 @@ def _all_sets(preemptor: Preemptor, candidates: list[Allocation]) -> list[Victim
 
 def _greedy(preemptor: Preemptor, candidates: list[Allocation], trial: PoolTrial) -> Victims:
     """Evict the first set that is enough: extra workers of elastic gangs, one workload, else one after another."""
-    steps = in_order(preemptor, (step for a in candidates for step in steps_of(a)))
+    tries = orders(preemptor, (step for a in candidates for step in steps_of(a)))
+    steps = next(tries)
 
     def counts_on_the_limit(allocation: Allocation) -> bool:
         cluster, pool = preemptor.cluster, preemptor.pool.pool.name
@@ -255,7 +257,7 @@ def _greedy(preemptor: Preemptor, candidates: list[Allocation], trial: PoolTrial
 
     victims = one_by_one(preemptor, (s for s in steps if s.kind == SHRINK), trial, counts_on_the_limit)
     victims = victims or _single(preemptor, candidates, trial)
-    for order in (steps, smallest_first(preemptor, steps)) if not victims else ():
+    for order in chain((steps,), tries) if not victims else ():
         victims = victims or one_by_one(preemptor, order, trial, counts_on_the_limit)
     return victims
 

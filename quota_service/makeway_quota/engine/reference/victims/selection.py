@@ -206,12 +206,9 @@ def _on_node(p: Preemptor, node: str, here: Sequence[Allocation], workers: int, 
         every = _in_order(p, _all_sets(p, here, node), enough)
         return [s for s in every if legal_order(p, (*chosen, *s)) is not None]
     singles = [(stopped(a),) for a in here]
-    greedy = [
-        _walk(p, _units(p, here, node), enough, chosen),
-        _walk(p, _by_amount(p, _units(p, here, node)), enough, chosen),
-    ]
-    sets = [*(s for s in singles if enough(s) and legal_order(p, (*chosen, *s))), *(s for s in greedy[:1] if s)]
-    return sorted(sets or [s for s in greedy[1:] if s], key=lambda s: set_key(p, s))
+    greedy = _greedy(p, _units(p, here, node), enough, chosen)
+    sets = [*(s for s in singles if enough(s) and legal_order(p, (*chosen, *s))), *([greedy] if greedy else [])]
+    return sorted(sets, key=lambda s: set_key(p, s))
 
 
 def _everything(here: Iterable[Allocation], chosen: Victims) -> Victims:
@@ -261,6 +258,19 @@ def _on_host(p: Preemptor, part: WorkerPlacement, node: str) -> bool:
 
 def _by_amount(p: Preemptor, units: Sequence[Member]) -> list[Member]:
     return sorted(units, key=lambda m: (m.kind, m.amount, order(p, m.allocation), -m.gone[0].worker if m.gone else 0))
+
+
+def _greedy(p: Preemptor, units: Sequence[Member], enough: Test, chosen: Victims = ()) -> Victims | None:
+    """Evict one unit after the other, by protection, else the smallest first, else without withdrawing starts.
+
+    A start of this plan may be all that puts others above a reservation.
+    """
+    not_withdrawn = [unit for unit in units if unit.kind >= 0]
+    return (
+        _walk(p, units, enough, chosen)
+        or _walk(p, _by_amount(p, units), enough, chosen)
+        or (_walk(p, not_withdrawn, enough, chosen) if len(not_withdrawn) < len(units) else None)
+    )
 
 
 def _joined(p: Preemptor, victims: Victims, unit: Member) -> Victims:
@@ -375,7 +385,7 @@ def _step_by_step(p: Preemptor, able: Sequence[Allocation]) -> Victims | None:
         return shrinks
     ordered = sorted(able, key=lambda a: set_key(p, (stopped(a),)))
     single = next((way for a in ordered if enough((stopped(a),)) and (way := _least_way(p, a, enough))), None)
-    return single or _walk(p, units, enough) or _walk(p, _by_amount(p, units), enough)
+    return single or _greedy(p, units, enough)
 
 
 def _least_way(p: Preemptor, victim: Allocation, enough: Test) -> Victims | None:

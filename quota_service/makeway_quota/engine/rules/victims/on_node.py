@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ...index.devices import hosts
 from ...index.nodes import Allocation, NodeState
 from ...snapshot import GPU, STARTING
-from .one_by_one import in_order, one_by_one, smallest_first, steps_of
+from .one_by_one import one_by_one, orders, steps_of
 from .preemptor import Preemptor
 from .sets import (
     MAX_SETS,
@@ -109,8 +109,8 @@ class NodeVictims:
         """Return the legal sets of one victim, and the set that a search one by one finds."""
         sets = [way for a in self.candidates for way in ways(a, self.nodes) if self.fits(way) and self._minimal(way)]
         steps = [step for a in self.candidates for step in steps_of(a, self.nodes)]
-        for order in (in_order, smallest_first):
-            chosen = one_by_one(self.preemptor, order(self.preemptor, steps), _NodeTrial(self))
+        for order in orders(self.preemptor, steps):
+            chosen = one_by_one(self.preemptor, order, _NodeTrial(self))
             if chosen:
                 sets += [chosen] if chosen not in sets else []
                 break

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ...index.nodes import Allocation, NodeState, WorkerPlacement
 from .preemptor import Preemptor
-from .sets import SHRINK, Victim, Victims, extra_workers, items_of, protection, whole
+from .sets import SHRINK, WITHDRAW, Victim, Victims, extra_workers, items_of, protection, whole
 
 
 class Trial(Protocol):
@@ -107,6 +107,18 @@ def in_order(preemptor: Preemptor, steps: Iterable[Victim]) -> list[Victim]:
 def smallest_first(preemptor: Preemptor, steps: Iterable[Victim]) -> list[Victim]:
     """Sort steps by kind and GPUs, then by protection."""
     return sorted(steps, key=lambda step: (step.kind, step.milli_gpus, protection(preemptor, step)))
+
+
+def orders(preemptor: Preemptor, steps: Iterable[Victim]) -> Iterator[list[Victim]]:
+    """Iterate over the orders of steps, each of which is tried where those before find no room.
+
+    The last one withdraws no start of this plan: that may be all which puts others above a reservation.
+    """
+    ordered = in_order(preemptor, steps)
+    yield ordered
+    yield smallest_first(preemptor, ordered)
+    if ordered and ordered[0].kind == WITHDRAW:
+        yield [step for step in ordered if step.kind != WITHDRAW]
 
 
 def without_needless(preemptor: Preemptor, victims: Victims, trial: Trial) -> Victims:
