@@ -7,7 +7,7 @@ spared can be evicted once more for another workload, and is looked at again the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, permutations
 
@@ -16,8 +16,9 @@ from ..index.devices import hosts
 from ..index.groups import WorkloadGroup
 from ..index.nodes import Allocation, NodeState, PoolState, WorkerPlacement, placement_of
 from ..index.nominations import fits_later
-from ..placement.fit import find_placement, static_quota, within_limits
+from ..placement.fit import find_placement, within_limits
 from ..placement.spare import Spare
+from ..placement.static_quotas import StaticQuotas
 from ..placement.together import MAX_NODES, Ask, Room, Search, WorkerOnNode, linked
 from ..plan_builder import PlanBuilder
 from ..request import Need
@@ -120,6 +121,7 @@ class _PlannedState:
         """How many workers of that request still fit on each node of their pools, beside all of these."""
         self._all_room = 0
         self.search = builder.search
+        self.static = StaticQuotas(self.cluster) if self.cluster.ledger.unlent_lines else None
         self.stale = True
         """Whether they have to be read before the next question."""
 
@@ -135,6 +137,8 @@ class _PlannedState:
             pool = parts[0].node.pool.pool.name
             self._by_pool[pool] = self._by_pool.get(pool, 0) + 1
         self._read_room()
+        if self.static is not None:
+            self.static.read(self.builder.started)
 
     def _read_room(self) -> None:
         self._need, self._parts = None, {}
@@ -228,6 +232,7 @@ def _with_one_more_worker(known: _PlannedState, victim: Allocation, kept: tuple[
     parts = tuple(part for part in able if part.worker in kept_on)
     cluster.shrink(victim.workload, victim.need, parts)
     if kept_any:
+        known.stale = True
         known.builder.keep_workers(victim, parts)
     return kept_any
 
@@ -348,7 +353,7 @@ def _try(known: _PlannedState, victim: Allocation) -> bool:
             cluster.nominate(nomination[0], nomination[1].need, nomination[2])
         else:
             moved.append(nomination)
-    if near.place(moved) and not _exceeds(builder, victim):
+    if near.place(moved) and not _exceeds(known, victim, near.all):
         return True
     near.restore()
     nominations = known.around(victim)
@@ -357,12 +362,12 @@ def _try(known: _PlannedState, victim: Allocation) -> bool:
     every = _Nominations(builder, nominations)
     for order in _orders(nominations, {workload.id for workload, _, _ in moved}):
         every.withdraw()
-        if every.place(order) and not _exceeds(builder, victim):
+        if every.place(order) and not _exceeds(known, victim, nominations):
             return True
         every.restore()
     every.withdraw()
     for places in every.places(known.search):
-        if every.place_as(places) and not _exceeds(builder, victim):
+        if every.place_as(places) and not _exceeds(known, victim, nominations):
             return True
         every.withdraw()
     every.restore()
@@ -429,27 +434,18 @@ def _planned_on(builder: PlanBuilder, node: NodeState) -> Iterator[tuple[WorkerP
         yield from ((part, need) for part, need in hold.parts if part.node is node)
 
 
-def _exceeds(builder: PlanBuilder, victim: Allocation) -> bool:
-    """Whether a limit, the pool's capacity or a static quota has no room for what a victim keeps."""
-    cluster, account = builder.cluster, builder.cluster.account(victim.workload)
+def _exceeds(known: _PlannedState, victim: Allocation, placed: Iterable[_Nomination]) -> bool:
+    """Whether a limit, the pool's capacity or a static quota has no room for what a victim keeps.
+
+    `placed`: the nominations that may have another place than before.
+    """
+    cluster, account = known.cluster, known.cluster.account(victim.workload)
     for pool in victim.pools:
         if any(line.future_usage > (line.quota.limit or 0) for line in account.limiting(pool.pool.name)):
             return True
         if cluster.over_capacity(pool, 0, True):
             return True
-    return bool(cluster.ledger.unlent_lines) and _uses_static_quotas(builder)
-
-
-def _uses_static_quotas(builder: PlanBuilder) -> bool:
-    """Whether anything that the plan starts or nominates uses GPUs of a static quota of others.
-
-    What a victim that stays uses of one does not count: nothing is evicted to keep GPUs free.
-    """
-    cluster = builder.cluster
-    starts = [cluster.allocations[name] for name in builder.started if name in cluster.allocations]
-    planned = [one for one in (*starts, *cluster.nominations.values()) if one.milli_gpus]
-    accounts = {(cluster.account(one.workload), one.pool) for one in planned}
-    return any(static_quota(cluster, account, pool, 0, True) is not None for account, pool in accounts)
+    return known.static is not None and known.static.are_used(victim, [workload.id for workload, _, _ in placed])
 
 
 def _nominations(builder: PlanBuilder) -> list[_Nomination]:

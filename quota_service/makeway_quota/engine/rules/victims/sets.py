@@ -6,12 +6,13 @@ only the preemptor's count of what is gone is changed and restored.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, product
 from typing import NamedTuple
 
-from ...index.nodes import Allocation, NodeState, WorkerPlacement
+from ...index.ledger import Account
+from ...index.nodes import Allocation, NodeState, PoolState, WorkerPlacement
 from ...snapshot import STARTING, QuotaLine
 from .preemptor import ONLY_ABOVE, Preemptor
 
@@ -219,24 +220,50 @@ def in_legal_order(preemptor: Preemptor, victims: Victims) -> Victims | None:
     if len(victims) == 1 and not extra_workers(victims[0].allocation):
         return victims if preemptor.may_evict_now(victims[0].allocation) else None
     items = sorted(item for victim in victims for item in items_of(preemptor, victim))
-    held_by = [
-        (of.workload.team, preemptor.nearest(of) if of.shares else of.pool.pool.name)
-        for of in [item.victim.allocation for item in items]
-    ]
+    held_by = [(of.workload.team, preemptor.nearest(of)) for of in [item.victim.allocation for item in items]]
     last = {held_by[at]: at for at, item in enumerate(items) if not item.always}
     deciding = set(last.values())
     before = dict(preemptor.gone), dict(preemptor.gone_on)
-    legal = True
+    illegal: _Item | None = None
     for at, item in enumerate(items):  # the more is gone, the less is legal: the last of each team in a pool decides
         if at in deciding and not preemptor.may_evict_now(item.victim.allocation):
-            legal = False
+            illegal = item
             break
         preemptor.choose(item.victim.allocation, item.amount)
     preemptor.choose_again(before)
-    if legal:
+    if illegal is None:
         return _by_last(items)
-    alike = len({pool for _, pool in held_by}) == 1 and not any(victim.allocation.shares for victim in victims)
-    return None if alike else _by_last(_from_the_end(preemptor, items)) or None
+    return None if _count_alike(preemptor, items, illegal) else _by_last(_from_the_end(preemptor, items)) or None
+
+
+def _count_alike(preemptor: Preemptor, items: Iterable[_Item], illegal: _Item) -> bool:
+    """Whether all units of a unit's team, and of teams with a department in common, count on the same lines.
+
+    Then no other order of them is legal, either.
+    """
+    account = preemptor.cluster.account
+    levels = set(account(illegal.victim.allocation.workload).chain)
+    allocations = {item.victim.allocation.workload.id: item.victim.allocation for item in items}.values()
+    related = [of for of in allocations if not levels.isdisjoint(account(of.workload).chain)]
+    return len({of.pool.pool.name for of in related}) == 1 and not any(of.shares for of in related)
+
+
+class _Kind(NamedTuple):
+    """What decides when a unit may be evicted: units of one kind are equal in it."""
+
+    account: Account
+    pool: str
+    shares: tuple[tuple[PoolState, int], ...]
+    amount: int
+    evicted: bool
+    always: bool
+
+    @classmethod
+    def of(cls, preemptor: Preemptor, item: _Item) -> _Kind:
+        """Return the kind of a unit."""
+        allocation = item.victim.allocation
+        account, pool = preemptor.cluster.account(allocation.workload), allocation.pool.pool.name
+        return cls(account, pool, allocation.shares, item.amount, item.evicted, item.always)
 
 
 def _from_the_end(preemptor: Preemptor, items: Sequence[_Item]) -> list[_Item]:
@@ -244,25 +271,40 @@ def _from_the_end(preemptor: Preemptor, items: Sequence[_Item]) -> list[_Item]:
 
     Evicting less before more never takes a right away: what can go last need not go before.
     """
-    before, rest, ordered = (preemptor.gone, preemptor.gone_on), list(items), list[_Item]()
-
-    def can_go_last(item: _Item) -> bool:
-        others = [other for other in rest if other is not item]
-        if any(other.evicted > item.evicted or (other.block and other.victim is item.victim) for other in others):
-            return False
-        preemptor.choose_again((dict(before[0]), dict(before[1])))
-        for other in others:
-            preemptor.choose(other.victim.allocation, other.amount)
-        return preemptor.may_evict_now(item.victim.allocation)
-
+    before = preemptor.gone, preemptor.gone_on
+    preemptor.choose_again((dict(before[0]), dict(before[1])))
+    kinds = [_Kind.of(preemptor, item) for item in items]
+    blocks = {id(item.victim) for item in items if item.block}
+    rest, waiting = dict[_Kind, list[int]](), dict[int, list[int]]()
+    """Kind to the numbers of its units that may go last; a gang that stops to those that go after its block."""
+    for at, item in enumerate(items):
+        preemptor.choose(item.victim.allocation, item.amount)
+        if id(item.victim) in blocks and not item.block:
+            waiting.setdefault(id(item.victim), []).append(at)
+        else:
+            rest.setdefault(kinds[at], []).append(at)
+    evicted, illegal, ordered = sum(item.evicted for item in items), set[_Kind](), list[_Item]()
     while rest:
-        last = next(filter(can_go_last, reversed(rest)), None)
-        if last is None:
+        able = [kind for kind in rest if kind not in illegal and (kind.evicted or not evicted)]
+        for kind in sorted(able, key=lambda kind: -rest[kind][-1]):
+            item = items[rest[kind][-1]]
+            preemptor.choose(item.victim.allocation, -item.amount)
+            if preemptor.may_evict_now(item.victim.allocation):
+                break
+            preemptor.choose(item.victim.allocation, item.amount)
+            illegal.add(kind)
+        else:
             break
-        rest = [item for item in rest if item is not last]
-        ordered.insert(0, last)
+        ordered.append(item)
+        evicted -= item.evicted
+        illegal = {other for other in illegal if set(other.account.chain).isdisjoint(kind.account.chain)}
+        rest[kind].pop()
+        if not rest[kind]:
+            del rest[kind]
+        for at in waiting.pop(id(item.victim), ()):
+            insort(rest.setdefault(kinds[at], []), at)
     preemptor.choose_again(before)
-    return [] if rest else ordered
+    return [] if rest else ordered[::-1]
 
 
 def in_order_of_items(preemptor: Preemptor, victims: Victims) -> Victims:
