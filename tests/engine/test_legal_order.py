@@ -170,10 +170,11 @@ def test_many_victims_on_different_lines_cost_a_few_questions_each(
 def test_no_other_order_is_tried_where_only_other_teams_count_on_different_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The gang's last workers are within its team's reservation, whatever happens to the job in the other pool."""
+    """The last jobs of `b` are within its reservation, whatever happens to the job of `c` in the other pool."""
     world = World().pool("p", nodes=13, gpus=8).pool("q", nodes=1, gpus=8).team("a", reserved=3).team("b", reserved=9)
-    world.team("c").profile("one", 1).profile("elastic", 1, workers=100, min_workers=1)
-    world.run("gang", "b", "elastic", *(f"p-{at // 8 + 1}" for at in range(100))).run("other", "c", "one", "q-1")
+    world.team("c").profile("one", 1).run("other", "c", "one", "q-1")
+    for at in range(100):
+        world.run(f"job{at:02}", "b", "one", f"p-{at // 8 + 1}")
     ordered, calls = asked_about(preemptor_in(world), "", monkeypatch)
     assert ordered is None
-    assert calls < 300, "three for each worker"
+    assert calls < 300, "three for each victim"
