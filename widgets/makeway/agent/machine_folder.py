@@ -83,7 +83,8 @@ class MachineFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock)
-            raise FolderInUse(f"another agent runs with {path}: end it, or give this one --state of its own") from error
+            advice = "end it first (only the agent of another machine may have a --state of its own)"
+            raise FolderInUse(f"another agent runs with {path}: {advice}") from error
         self.joined = self._read()
         self._unwritten = False
         self._writing = threading.Lock()
