@@ -98,7 +98,8 @@ def test_a_machine_that_boots_already_is_offered_where_it_has_room() -> None:
     )
     fleet.now += 200
     late = offer_of(fleet, work=gpu_work("?", gpus=1000))
-    assert words(late).startswith("A machine that is already booting has room for it: later than most, about 3.10")
+    begin = "A machine that is already booting has room for it: ready later than usual, about 3.10"
+    assert words(late).startswith(begin)
     assert late.seconds is None
     gang = offer_of(fleet, work=gpu_work("?", gpus=1000, workers=3))
     assert words(gang) == (
@@ -248,7 +249,7 @@ def test_an_offer_says_that_others_make_way_before_a_machine_is_ready(
     assert (offer.code, offer.reason) == ("wait", "protected" if "until" in end else "patience")
     assert words(offer) == (
         "0 of the 2 GPUs of pool gpu are free; this job needs 2. "
-        "It waits 2 min for free GPUs before another workload is preempted for it. "
+        "It waits 2 min for free GPUs before other work makes way for it. "
         f"A machine of type g2 would be started: {'ready in about 3 min' if boots else 'boot time not known yet'}, "
         "about 3.10 EUR/h. cloud has 0 of at most 3 machines."
     )

@@ -68,7 +68,7 @@ def test_a_machine_that_is_launched_and_boots_is_told_with_its_price_and_when_it
     fleet.now += 200
     late = words(told(fleet, boots={"g2": 180.0}))
     assert late.not_before is None
-    assert "booting, later than most, about" in sentence(late.facts)
+    assert "booting for longer than most do, about" in sentence(late.facts)
 
 
 def test_a_gang_is_told_how_many_of_its_machines_boot_and_what_all_of_them_cost() -> None:
@@ -146,13 +146,13 @@ def test_what_forbids_a_launch_is_told_plainly(deployment: Deployment, expected:
 @pytest.mark.parametrize(
     ("deployment", "workers", "expected"),
     [
-        (replace(POOL, max_machines=1), 2, "for 1: at most 1 machine is allowed. cloud has 0 of at most 1 mach"),
-        (POOL, 5, "for 3: at most 3 machines of type g2 are allowed. cloud has 0 of at most 3 machines."),
+        (replace(POOL, max_machines=1), 2, "1 worker only: at most 1 machine is allowed. cloud has 0 of at most 1 m"),
+        (POOL, 5, "3 workers only: at most 3 machines of type g2 are allowed. cloud has 0 of at most 3 machines."),
         (
             replace(POOL, hourly_budget=4 * EURO),
             2,
-            "for 1: the budget of an hour leaves no room, as 0.00 of 4.00 EUR are taken and a machine of type g2 "
-            "costs 3.00 EUR/h.",
+            "1 worker only: the budget of an hour leaves no room, as 0.00 of 4.00 EUR are taken and a machine of type "
+            "g2 costs 3.00 EUR/h.",
         ),
     ],
 )  # fmt: skip
@@ -162,9 +162,9 @@ def test_a_gang_is_told_for_how_many_of_its_workers_one_deployment_could_launch(
     """Of two gangs of one shape only the first one is tried; both are told the same."""
     gangs = [gpu_work(f"job-{number}", workers=workers) for number in (1, 2)]
     result = told(fleet_of(deployment, *gangs))
-    head = f"No machine is coming for it: one deployment has to launch the machines for all {workers} workers, "
+    head = f"No machine is coming for it: the machines for its {workers} workers have to come from one deployment, "
     for job in ("job-1", "job-2"):
-        assert sentence(words(result, job).facts).startswith(f"{head}and cloud could only do so {expected}")
+        assert sentence(words(result, job).facts).startswith(f"{head}and cloud can launch them for {expected}")
 
 
 def test_a_gang_of_which_no_worker_gets_a_machine_is_told_of_the_limit_alone() -> None:
@@ -282,10 +282,14 @@ def test_a_machine_that_is_ready_before_the_patience_ends_is_waited_for(boots_fo
 def test_others_make_way_before_a_machine_that_is_ready_too_late(boots_for_one: Fleet, boot: float | None) -> None:
     waiting = patient(boots_for_one, {} if boot is None else {"g2": boot})
     assert (waiting.code, waiting.rule, waiting.not_before) == ("patience", "reclaim_after", START + 120)
-    state = {300.0: "booting, ready about 3 min after that", 10.0: "booting, later than most", None: "booting"}[boot]
+    state = {
+        300.0: "booting, ready about 3 min after others make way",
+        10.0: "booting for longer than most do",
+        None: "booting",
+    }[boot]
     assert sentence(waiting.facts) == (
         "0 of the 2 GPUs of pool lab are free; this job needs 2. "
-        "It waits 2 min for free GPUs before another workload is preempted for it. "
+        "It waits 2 min for free GPUs before other work makes way for it. "
         f"Waiting for a machine: {state}, about 3.00 EUR/h. cloud has 1 of at most 3 machines."
     )
     assert waiting.numbers["machines"] == 1
@@ -299,4 +303,4 @@ def test_the_end_of_a_protection_counts_as_that_of_patience(boots_for_one: Fleet
     assert patient(boots_for_one, {"g2": 180.0}, protected).code == "waiting_for_node"
     waiting = patient(boots_for_one, {"g2": 230.0}, protected)
     assert (waiting.code, waiting.not_before) == ("protected", START + 200)
-    assert "booting, ready about 30 s after that" in sentence(waiting.facts)
+    assert "booting, ready about 30 s after others make way" in sentence(waiting.facts)

@@ -53,7 +53,7 @@ def test_a_limit_is_hard_for_sessions_too() -> None:
     world.run("j", "a", "two", "p-1", preemptible=False)
     world.team("a", reserved=6, limit=4)
     assert not world.session("s2", "a", "two").step().acts
-    assert world.reason("s2") == ("limit", "a uses 4 of its limit of 4 GPUs; this session needs 2.")
+    assert world.reason("s2") == ("limit", "a uses 4 of its limit of 4 GPUs; this notebook needs 2.")
 
 
 def test_others_are_evicted_where_the_capacity_of_the_pool_is_full() -> None:

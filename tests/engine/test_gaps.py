@@ -272,8 +272,8 @@ def test_a_nomination_of_a_session_outlives_the_use_of_its_departments_reservati
     (plan,) = (plan for plan in world.release("b1", "b2").reconcile() if plan.acts)
     assert [s.id for s in plan.start] == ["s", "a1"]
     assert world.say(plan.start[0]) == (
-        "Starts on q-1 of pool q, where GPUs were nominated for it: a's sessions use 6 GPUs, more than the 4 reserved "
-        "now."
+        "Starts on q-1 of pool q, where GPUs were set aside for it: a's notebooks use 6 GPUs, more than the 4 "
+        "reserved now."
     )
 
 

@@ -144,7 +144,7 @@ def test_the_reason_names_the_gpus_their_teams_and_the_profile() -> None:
     assert small_pool().session("s", "b", "cpu").reason("s") == (
         "held",
         "The free CPU and memory of pool p are kept for 4 free GPUs guaranteed to Alpha (2 cores for each); "
-        "this session needs 4 cores.",
+        "this notebook needs 4 cores.",
     )
 
 

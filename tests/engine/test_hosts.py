@@ -279,7 +279,7 @@ def test_notebooks_without_gpus_leave_guaranteed_gpus_of_the_machines_other_pool
     if engine == "fast":
         assert world.say(plan.pending[0]) == (
             "The free CPU and memory of pool whole are kept for 2 free GPUs guaranteed to a (4 cores for each); "
-            "this session needs 3 cores."
+            "this notebook needs 3 cores."
         )
     for name in ("whole-1", "slices-1"):
         world.nodes[name] = replace(world.nodes[name], cpu=11_000)

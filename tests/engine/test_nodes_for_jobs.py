@@ -89,7 +89,7 @@ def test_a_notebook_that_no_node_may_run_says_so(engine: str, profile: str) -> N
     (waiting,) = world.plan().pending
     assert (waiting.code, waiting.rule) == ("too_large", "place")
     if engine == "fast":
-        assert world.say(waiting) == "Only jobs run on the nodes of pool p, and this is a session."
+        assert world.say(waiting) == "Only jobs run on the nodes of pool p, and this is a notebook."
 
 
 @pytest.mark.covers("F13", "F40")

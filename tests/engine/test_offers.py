@@ -60,10 +60,10 @@ def test_a_session_beyond_the_reservation_is_refused_with_the_names_of_the_owner
     world.session("s1", "devops", "gpu2", owner="alice").session("s2", "devops", "gpu2", owner="bo").reconcile()
     offer = WhatIf(world.snapshot()).offer("devops", "gpu2", owner="carol")
     assert offer.code == "refused"
-    assert world.say(offer) == "4 of your 5 guaranteed GPUs are in use: alice 2, bo 2; this session needs 2."
+    assert world.say(offer) == "4 of your 5 guaranteed GPUs are in use: alice 2, bo 2; this notebook needs 2."
     assert (
         world.say(WhatIf(world.snapshot()).offer("devops", "gpu6"))
-        == "This session needs 6 GPUs; devops has 5 guaranteed."
+        == "This notebook needs 6 GPUs; devops has 5 guaranteed."
     )
 
 

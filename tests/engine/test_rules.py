@@ -96,7 +96,7 @@ def test_reclaim_after_waits_for_a_free_node_first() -> None:
     world = pair()
     world.profile("slow", 2, reclaim_after=60).jobs("a1 a2 a3 a4", "a", "two").reconcile()
     assert not world.submit("b1", "b", "slow").step().evict
-    assert world.reason("b1")[1].endswith("It waits 1 min for free GPUs before another workload is preempted for it.")
+    assert world.reason("b1")[1].endswith("It waits 1 min for free GPUs before other work makes way for it.")
     world.now += 60
     assert [e.id for e in world.step().evict] == ["a4"]
 

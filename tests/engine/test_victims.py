@@ -105,7 +105,7 @@ def test_work_without_gpus_of_a_policy_beyond_its_reservation_is_not_in_quota() 
     world.reconcile()
     (start,) = world.submit("c", "a", "cpu").step().start
     assert not start.in_quota
-    assert world.say(start) == "Starts on p-1: it requests no GPUs."
+    assert world.say(start) == "Starts on p-1 of pool p: it requests no GPUs."
 
 
 @pytest.mark.parametrize("kind", ["session", "job"])

@@ -177,7 +177,8 @@ async def test_a_session_that_waits_is_refused_and_one_that_runs_goes_on(tmp_pat
 
             message = await run.until(over, "the session is refused")
             assert (
-                message == "Not started: ana is not in the team R&D (any more), and the GPUs of this session are R&D's."
+                message
+                == "Not started: ana is not in the team R&D (any more), and the GPUs of this notebook are R&D's."
             )
             assert (await run.client("spawner").renew(first.id)).phase != "over"
 

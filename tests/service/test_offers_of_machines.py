@@ -107,7 +107,7 @@ async def test_the_picker_offers_notebooks_machines_of_a_cluster_and_none_that_j
     async with site(tmp_path, PRICED) as world:
         refused = (
             "gpu2 cannot be used for notebooks: it may go to the pool cloud, where only jobs run, as notebooks start "
-            "on the nodes of the first backend. Leave it to jobs, or an administrator can take these pools out of it."
+            "on the nodes of the first backend. Leave it to jobs, or an administrator can take that pool out of it."
         )
         offer = await until_offer(world, "gpu2", re.escape(refused), "session")
         assert offer.code == "refused"

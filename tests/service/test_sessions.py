@@ -46,7 +46,7 @@ async def test_session_beyond_the_reservation_is_refused_with_names(tmp_path: Pa
         assert first.phase == "granted"
         second = await run.granted((await run.session("lea", "gpu3", "rnd")).id)
         assert (second.state, second.phase) == ("cancelled", "over")
-        assert "3 of your 5 guaranteed GPUs are in use: ana 3; this session needs 3." in second.reason.message
+        assert "3 of your 5 guaranteed GPUs are in use: ana 3; this notebook needs 3." in second.reason.message
         assert second.reason.code == "not_in_quota"
 
 

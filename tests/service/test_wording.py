@@ -117,7 +117,7 @@ def test_like_victims_of_another_team_are_counted() -> None:
     told = sentence(facts, Names(team=lambda _: "R&D", reader="devops"))
     mine = sentence(facts[:3], Names(workload=lambda _: "fit", reader="rnd"))
     assert told == (
-        "Ready in 30 s or less: 2 of R&D's jobs (1 GPU each), R&D's job (2 GPUs) and R&D's session (1 GPU) make way."
+        "Ready in 30 s or less: 2 of R&D's jobs (1 GPU each), R&D's job (2 GPUs) and R&D's notebook (1 GPU) make way."
     )
     assert mine == "Ready in 30 s or less: rnd's job fit of ana (1 GPU) and rnd's job fit of ana (1 GPU) make way."
 
@@ -170,14 +170,14 @@ def test_the_sentence_about_the_end_of_a_job_names_it_the_preemptor_and_what_is_
 
 def test_the_sentence_about_the_end_of_a_session_names_the_gpus_that_it_frees() -> None:
     assert outcomes.session_ended("ana", "released", (3, 4), "n1") == (
-        "ana's session ended (released); GPUs 3 and 4 of n1 are free again."
+        "ana's notebook ended (released); GPUs 3 and 4 of n1 are free again."
     )
     assert outcomes.session_ended("ana", "Its pod was evicted (low\non disk). ", (), None) == (
-        "ana's session ended (its pod was evicted (low on disk))."
+        "ana's notebook ended (its pod was evicted (low on disk))."
     )
     assert outcomes.session_runs("ana", (), None) == "ana's notebook runs."
     assert outcomes.lease_expired("ana", 90, True, 2000) == (
-        "The lease of ana's session was not renewed for 1 min 30 s and the Hub has no such server; "
+        "The lease of ana's notebook was not renewed for 1 min 30 s and the Hub has no such server; "
         "2 GPUs are free again."
     )
 
@@ -200,8 +200,8 @@ def test_cpu_and_memory_have_numbers() -> None:
         ("joining", "joined", "instance i-7", "Its agent has joined, and runs the init script (instance i-7)."),
         ("failed", "stock_out", "g2, a, spot", "The provider has no such machine now (g2, a, spot)."),
         ("requested", "", "g2, any zone, on demand", "g2, any zone, on demand"),
-        ("gone", "idle", "", "It had no work for idle_timeout."),
-        ("", "denied", "AWS: no.", "The provider refuses the credentials, or they do not allow it. AWS: no."),
+        ("gone", "idle", "", "It had no work for the whole of idle_timeout."),
+        ("", "throttled", "AWS: no.", "The provider takes no more calls for now. AWS: no."),
     ],
 )
 def test_a_line_of_a_machines_history_is_one_sentence_with_its_facts(

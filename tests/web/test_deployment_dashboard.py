@@ -77,11 +77,11 @@ async def test_each_panel_shows_a_change_within_five_seconds(web: Portal, url: s
         await shown(f"the task {name}", submitted, panel["queues"], rf"R&D / 3 GPUs\s+.*{name}")
     await expect(panel["queues"]).to_contain_text(re.compile(r"2 waiting"))
     ended = lambda: commit("m-1", state="terminating", reason="idle")  # noqa: E731
-    await shown("an end", ended, panel["log"], "It had no work for idle_timeout")
+    await shown("an end", ended, panel["log"], "It had no work for the whole of idle_timeout")
     gone = lambda: commit("m-1", state="gone")  # noqa: E731
     await shown("that it is gone", gone, panel["running"], r"machines\s+0")
     # The lines are sampled: they may miss a machine that was there for less than a step.
-    chart = page.get_by_role("img", name=re.compile("Machines by state: no machines; 2 tasks wait now, [01] at most"))
+    chart = page.get_by_role("img", name=re.compile("state: no machines; 2 jobs and notebooks wait now, [01] at most"))
     await expect(chart).to_be_visible()
     assert await page.evaluate("window.same"), "the page was never loaded again"
     assert {what: wait for what, wait in waits.items() if wait >= PROMISED} == {}, waits
@@ -125,7 +125,7 @@ async def test_the_lines_are_read_with_the_keyboard_and_survive_a_refresh_and_a_
     await chart.focus()
     told = page.locator("#mw-chart").get_by_role("status")
     await page.keyboard.press("End")
-    await expect(told).to_have_text(re.compile(r"^\d\d:\d\d:\d\d: 1 ready; 0 tasks wait$"))
+    await expect(told).to_have_text(re.compile(r"^\d\d:\d\d:\d\d: 1 ready; 0 jobs and notebooks wait$"))
     await page.keyboard.press("Home")
     await expect(told).to_have_text(re.compile(r": no machines$"))
     started(web, "m-2", state="ready", attempts=0)

@@ -99,9 +99,7 @@ async def test_a_deployment_is_created_edited_and_duplicated_in_the_form(web: Po
     assert typed(first) == CLOUD
     assert store_of(web).deployments.list() == [], "the first press shows what the document changes"
     shown = check(await browser.post(FORM, data=sent | confirmed(first)))
-    assert "Nothing is launched: this service has no backend for machines. Add machines to MAKEWAY_BACKEND." in words(
-        shown
-    )
+    assert "this service has no backend for machines. Add machines to MAKEWAY_BACKEND (in the chart:" in words(shown)
     edited = fields(check(await browser.get(f"{FORM}?name=cloud")))
     assert edited["version"] == "1"
     assert (edited["f.name"], edited["f.machine_types.0.price"]) == ("cloud", "3.10")
@@ -306,7 +304,7 @@ async def test_a_deployment_has_four_panels_and_is_paused_and_deleted(web: Porta
     for part in (
         "Idle machines 1",
         "Running machines 1",
-        "Tasks per queue 1 waiting",
+        "Jobs and notebooks per queue 1 waiting",
         "Log",
         "1 without a known price",
     ):

@@ -154,7 +154,7 @@ async def test_the_seven_steps_from_a_new_queue_to_machines_that_end(tmp_path: P
             await world.run.submit("ana", f"next {number}", until(tmp_path / "end-2"), profile="cloud2")
         await expect(page.locator("#h-running")).to_have_text("Running machines 2")
         await world.run.until(lambda: _are(world, "pending", "running", "running"), "both machines are full")
-        await expect(page.locator("#h-queues")).to_have_text("Tasks per queue 1 waiting")
+        await expect(page.locator("#h-queues")).to_have_text("Jobs and notebooks per queue 1 waiting")
         await page.screenshot(path=tmp_path / "3-maximum.png")
         (tmp_path / "end-1").touch()
         await world.run.until(lambda: _are(world, "running", "running", "succeeded"), "the third job runs")

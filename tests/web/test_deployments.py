@@ -73,7 +73,8 @@ async def test_a_deployment_is_saved_and_read_back_as_it_is(web: Portal) -> None
     }
     assert (
         listed["message"]
-        == "Nothing is launched: this service has no backend for machines. Add machines to MAKEWAY_BACKEND."
+        == "Nothing is launched: this service has no backend for machines. Add machines to MAKEWAY_BACKEND "
+        "(in the chart: clusterAutoscaler.enabled)."
     )
     assert (await root.get(f"{AT}/cloud")).json() == made
     again = await saved(web, version=made["version"])

@@ -143,7 +143,7 @@ async def test_older_decisions_are_on_a_page_of_their_own(web: Portal, monkeypat
     assert link
     older = words(check(await browser.get(link[1].replace("&amp;", "&"))))
     assert "Decisions about R&D" in older
-    assert "ana requests a session" in older
+    assert "ana requests a notebook" in older
     assert "There are no older decisions." in words(check(await browser.get(f"{PREFIX}decisions?before=1")))
     check(await (await web.browser("bo")).get(f"{PREFIX}decisions?team=rnd"), 403)
 

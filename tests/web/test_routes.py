@@ -126,7 +126,7 @@ async def test_a_session_from_asking_to_release(web: Portal) -> None:
         assert gone.status_code == 204
     over = await spawner.post(f"{API}/sessions/{session['id']}/renew")
     assert (over.status_code, over.json()["code"]) == (410, "session_over")
-    assert "ana's session ended (its server ended)" in over.json()["detail"]
+    assert "ana's notebook ended (its server ended)" in over.json()["detail"]
 
 
 @pytest.mark.covers("N03")

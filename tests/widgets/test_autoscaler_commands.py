@@ -90,7 +90,8 @@ def test_deployments_are_listed_paused_duplicated_and_deleted(makeway, portal: P
     assert line[:3] == ["cloud", "paused", "none"]
     assert (
         makeway("resume", "cloud").out
-        == "cloud: Nothing is launched: this service has no backend for machines. Add machines to MAKEWAY_BACKEND.\n"
+        == "cloud: Nothing is launched: this service has no backend for machines. Add machines to MAKEWAY_BACKEND "
+        "(in the chart: clusterAutoscaler.enabled).\n"
     )
     result = makeway("apply", "-f", "x.yaml", "--version", str(version))
     assert (result.code, result.out) == (1, "")

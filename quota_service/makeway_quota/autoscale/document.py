@@ -433,7 +433,7 @@ def schema() -> dict[str, list[tuple[str, str, str]]]:
         for name, table in tables.items()
     }
     for provider, settings in SETTINGS.items():
-        rows = [(one.name, "required" if one.required else "none", one.help) for one in settings]
+        rows = [(one.name, "required" if one.required else one.default or "none", one.help) for one in settings]
         result[f"settings ({provider})"] = rows
     return result
 

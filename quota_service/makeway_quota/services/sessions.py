@@ -129,7 +129,7 @@ class SessionService:
         """Start a session without GPUs and without a team: no other workload can need what it holds."""
         context = self._context
         now = context.clock()
-        message = f"{row.owner}'s session without GPUs starts at once."
+        message = f"{row.owner}'s notebook without GPUs starts at once."
         changed = transitions.start_without_gpus(row, message, now)
         await context.call(context.store.commit, [changed.change], changed.decisions, now=now)
         return await self._row(row.id)
@@ -163,7 +163,7 @@ class SessionService:
         """Renew a lease; one that ended is 410, and its server must stop."""
         row = await self._row(id)
         if not row.live:
-            raise refuse(f"This session is over: {row.reason_message}", "session_over", 410)
+            raise refuse(f"This notebook is over: {row.reason_message}", "session_over", 410)
         self._context.leases.renew(id)
         return self._session(row)
 

@@ -21,14 +21,14 @@ REASONS: Mapping[str, str] = {
     "silent": "Its agent sends no reports.",
     "lost": "Its agent was silent for too long; its work goes on elsewhere.",
     "no_answer": "The provider did not answer the launch; what it may have launched is looked for and ended.",
-    "spin_up_timeout": "It was not ready within spin_up_timeout.",
+    "spin_up_timeout": "It was not ready in time (spin_up_timeout).",
     "wrong_gpus": "It has another number of GPUs than its type.",
     "init_failed": "Its init script failed.",
     "not_needed": "No work waits for it any more.",
-    "idle": "It had no work for idle_timeout.",
+    "idle": "It had no work for the whole of idle_timeout.",
     "move": "Its work was moved to fewer machines.",
     "age": "It is older than max_age.",
-    "removed": "The document does not name its type any more, or with another pool or number of GPUs.",
+    "removed": "The document no longer has its type, or the type has another pool or number of GPUs now.",
     "pause": "The deployment is paused or being deleted.",
     "budget": "The budget of the month is used up.",
     "spot": "The provider takes it back.",
@@ -40,10 +40,10 @@ REASONS: Mapping[str, str] = {
     "ended_by_provider": "The provider ended it.",
     "not_listed": "The provider does not list it any more.",
     "stock_out": "The provider has no such machine now.",
-    "quota": "The account at the provider may have no more machines of this kind.",
+    "quota": "The provider's quota for this account allows no more machines of this type.",
     "throttled": "The provider takes no more calls for now.",
-    "denied": "The provider refuses the credentials, or they do not allow it.",
-    "invalid": "The provider does not take the request.",
+    "denied": "The provider refuses the credentials, or they lack a right for this call.",
+    "invalid": "The provider rejects the request as invalid.",
     "boot_failed": "Machines of this type did not become ready.",
     "spot_lost": "The provider takes back spot machines of this type.",
     "no_provider": "The service cannot use the provider.",
@@ -58,7 +58,10 @@ def machine_reason(code: str) -> str:
 
 
 CAN_LAUNCH = "Launches machines when work waits for them."
-CANNOT_LAUNCH = "Nothing is launched: this service has no backend for machines. Add machines to MAKEWAY_BACKEND."
+CANNOT_LAUNCH = (
+    "Nothing is launched: this service has no backend for machines. Add machines to MAKEWAY_BACKEND "
+    "(in the chart: clusterAutoscaler.enabled)."
+)
 
 
 UNUSABLE = "Nothing is launched: the service cannot use its provider, and tries again."
@@ -132,15 +135,16 @@ def machine_coming(v: FactValues) -> str:
     `after`: the seconds from when others make way for it until they are ready.
     """
     many, booting, ready = v["machines"], v["booting"], v["ready"]
+    boots = "booting for longer than most do" if v["late"] else "booting"
     if many > 1:
-        states = [f"{booting} of {many} booting"] + ([f"{ready} ready"] if ready else [])
+        states = [f"{booting} of {many} {boots if booting else 'booting'}"] + ([f"{ready} ready"] if ready else [])
         head = f"Waiting for {many} machines: {', '.join(states)}"
     else:
-        head = f"Waiting for a machine: {'ready in a moment' if ready else 'booting' if booting else 'being launched'}"
-    if v["late"]:
-        head += ", later than most"
+        head = f"Waiting for a machine: {'ready in a moment' if ready else boots if booting else 'being launched'}"
+    if v["late"] and not booting:
+        head += ", later than usual"
     if "after" in v:
-        head += f", ready about {duration(v['after'])} after that"
+        head += f", ready about {duration(v['after'])} after others make way"
     if "price" in v:
         head += f", about {_money(v['price'], v['currency'])}/h"
     return f"{head}. {_has(v)}."
@@ -191,7 +195,7 @@ def _stage(v: FactValues) -> str:
 def _when(v: FactValues) -> str:
     if "seconds" in v:
         return f"ready in about {duration(v['seconds'])}"
-    return "later than most" if v.get("late") else "boot time not known yet"
+    return "ready later than usual" if v.get("late") else "boot time not known yet"
 
 
 def _price(v: FactValues) -> str:
@@ -231,10 +235,10 @@ CAUSES: Mapping[str, Callable[[FactValues], str]] = {
     "price_unknown": lambda v: f"{v['deployment']} has a budget, and the price of a machine is not known",
     "too_small": lambda v: f"no type of {v['deployment']} is large enough, as the largest has {gpus(v['gpus'])}",
     "stock_out": lambda v: f"the provider is out of machines of type {v['type']}",
-    "quota": lambda v: f"the account at the provider may have no more machines of type {v['type']}",
+    "quota": lambda v: f"the provider's quota for this account allows no more machines of type {v['type']}",
     "throttled": lambda v: "the provider takes no more calls for now",
-    "denied": lambda v: "the provider refuses the credentials, or they do not allow it",
-    "invalid": lambda v: f"the provider does not take the request for type {v['type']}",
+    "denied": lambda v: "the provider refuses the credentials, or they lack a right for this call",
+    "invalid": lambda v: f"the provider rejects the request for type {v['type']} as invalid",
     "boot_failed": lambda v: f"machines of type {v['type']} did not become ready",
     "spot_lost": lambda v: f"the provider takes back spot machines of type {v['type']}",
     "no_answer": lambda v: f"the provider did not answer the last launch of type {v['type']}",
@@ -259,8 +263,8 @@ def _why(v: FactValues) -> str:
 
 def _partly(v: FactValues) -> str:
     """Return that machines for some of the workers are not enough, though other deployments may add the rest."""
-    all_of = f"one deployment has to launch the machines for all {v['workers']} workers"
-    return f"{all_of}, and {v['deployment']} could only do so for {v['placed']}"
+    all_of = f"the machines for its {v['workers']} workers have to come from one deployment"
+    return f"{all_of}, and {v['deployment']} can launch them for {count(v['placed'], 'worker')} only"
 
 
 def _capital(text: str) -> str:

@@ -10,6 +10,11 @@ def _same(id: str) -> str:
     return id
 
 
+def kind_name(kind: str) -> str:
+    """Return what people call a kind of workload: a session is a notebook to them."""
+    return "notebook" if kind == "session" else kind
+
+
 @dataclass(frozen=True, slots=True)
 class Names:
     """One lookup for each kind of id. A lookup returns the id where it has no name for it."""
@@ -27,7 +32,7 @@ class Names:
 
     def work(self, team: str, kind: str, id: str, owner: str) -> str:
         """Return what a sentence calls a workload: `R&D's job “train” of ana`, and `R&D's job` to other teams."""
-        whose = f"{self.team(team)}'s {kind}"
+        whose = f"{self.team(team)}'s {kind_name(kind)}"
         if self.reader is not None and self.reader != team:
             return whose
         return f"{whose} {self.workload(id)}{f' of {owner}' if owner else ''}"

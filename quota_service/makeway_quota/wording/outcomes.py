@@ -12,6 +12,7 @@ from makeway_api.bars import WHEN_NEEDED
 from makeway_api.quantities import count
 
 from .amounts import duration, gpus, gpus_are, names
+from .naming import kind_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +137,16 @@ def not_member(owner: str, team: str, gone: bool, kind: str) -> str:
     """Return that work is held, because its owner is in the team no more, or (`gone`) no user of the Hub."""
     cause = f"the Hub has no user {owner} any more" if gone else f"{owner} is not in the team {team} (any more)"
     if kind == "session":
-        return f"Not started: {cause}, and the GPUs of this session are {team}'s."
+        return f"Not started: {cause}, and the GPUs of this notebook are {team}'s."
     until = "an administrator can cancel it" if gone else f"it is released when {owner} is in {team} again"
     return f"Held: {cause}; {until}."
 
 
 def quarantined(kind: str, by: str, error: str) -> str:
     """Return that a workload is left out of the plans, because Makeway fails with it, or with its team (`by`)."""
-    what = f"this {kind}" if by == "workload" else f"the {by} of this {kind}"
+    what = f"this {kind_name(kind)}" if by == "workload" else f"the {by} of this {kind_name(kind)}"
     return (
-        f"Makeway cannot plan {what} because of an error of its own ({error}). All others are planned without it; "
+        f"Makeway cannot plan {what} because of an internal error ({error}). All others are planned without it; "
         "it is tried again from time to time. Show this to an administrator, or cancel it and submit it again."
     )
 
@@ -303,7 +304,7 @@ def _nodes(nodes: Sequence[str]) -> str:
 
 def session_requested(owner: str, profile: str, team: str | None) -> str:
     """Return that a person requests a notebook; `profile` and `team` are titles."""
-    return f"{owner} requests a session with {profile}" + (f" for {team}." if team else ".")
+    return f"{owner} requests a notebook with {profile}" + (f" for {team}." if team else ".")
 
 
 def session_runs(owner: str, devices: Sequence[int], node: str | None) -> str:
@@ -314,7 +315,7 @@ def session_runs(owner: str, devices: Sequence[int], node: str | None) -> str:
 def session_ended(owner: str, cause: str, devices: Sequence[int], node: str | None) -> str:
     """Return that a session was released; `node` is None where it held no GPUs."""
     freed = f"; {_where(devices, node)} {'are' if len(devices) > 1 else 'is'} free again." if node else "."
-    return f"{owner}'s session ended ({_clause(cause)}){freed}"
+    return f"{owner}'s notebook ended ({_clause(cause)}){freed}"
 
 
 def _clause(sentence: str) -> str:
@@ -325,13 +326,13 @@ def _clause(sentence: str) -> str:
 
 def session_made_way(owner: str, preemptor: str, milli: int) -> str:
     """Return that a preemptible session was stopped after its grace."""
-    return f"{owner}'s preemptible session made way for {preemptor}; {free_again(milli)}"
+    return f"{owner}'s preemptible notebook made way for {preemptor}; {free_again(milli)}"
 
 
 def lease_expired(owner: str, seconds: float, hub_answers: bool, milli: int) -> str:
     """Return that a session ended because its lease of `seconds` was not renewed."""
     known = "the Hub has no such server" if hub_answers else "the Hub cannot be reached"
-    return f"The lease of {owner}'s session was not renewed for {duration(seconds)} and {known}; {free_again(milli)}"
+    return f"The lease of {owner}'s notebook was not renewed for {duration(seconds)} and {known}; {free_again(milli)}"
 
 
 def _where(devices: Sequence[int], node: str) -> str:
@@ -346,9 +347,10 @@ def no_claims(profile: str, why: str) -> str:
 def no_sessions(profile: str, pools: Sequence[str]) -> str:
     """Return why no notebook starts with a profile: some of its pools are of a backend that holds none."""
     what = f"the pool {pools[0]}" if len(pools) == 1 else f"the pools {names(pools)}"
+    out = "that pool" if len(pools) == 1 else "these pools"
     return (
         f"{profile} cannot be used for notebooks: it may go to {what}, where only jobs run, as notebooks start on the "
-        "nodes of the first backend. Leave it to jobs, or an administrator can take these pools out of it."
+        f"nodes of the first backend. Leave it to jobs, or an administrator can take {out} out of it."
     )
 
 

@@ -20,7 +20,7 @@ def remedy(place: WorkerKind, targets: Sequence[str], down: Sequence[str], names
     if place == "process":
         pids = ",".join(target.removeprefix("process ") for target in targets) or "PID"
         return (
-            f"The kernel cannot end it, as a rule for a driver or a network file system that hangs: ps -o "
+            f"The kernel cannot end it, usually because a driver or a network file system hangs: ps -o "
             f"pid,stat,wchan:30,args -p {pids} shows where. If that does not come back, restart the machine."
         )
     if down:

@@ -25,7 +25,7 @@ from .machines import (
     no_machine,
     no_machine_offered,
 )
-from .naming import IDS, Names
+from .naming import IDS, Names, kind_name
 
 NO_DEADLINE_AFTER = 366 * 86_400.0
 """Seconds; what seems to be later than that had no deadline."""
@@ -64,7 +64,7 @@ def _victims(victims: Sequence[FactValues], names: Names) -> str:
     )
     texts: list[str] = []
     for (work, amount), number_of in victims_by_text.items():
-        is_unnamed = number_of > 1 and work.endswith(("'s job", "'s session"))
+        is_unnamed = number_of > 1 and work.endswith(("'s job", "'s notebook"))
         texts += [f"{number_of} of {work}s ({amount} each)"] if is_unnamed else [f"{work} ({amount})"] * number_of
     return f"{listed(texts, limit=4)} {'makes' if len(victims) == 1 else 'make'} way" if texts else ""
 
@@ -90,10 +90,10 @@ def _cpu_memory(v: FactValues) -> str:
 def _request_of(v: FactValues) -> str:
     if not v["needs"]:
         per_node = f" on each of {v['workers']} nodes" if v["workers"] > 1 else ""
-        return f"this {v['kind']} needs {_cpu_memory(v) or 'no GPU'}{per_node}"
+        return f"this {kind_name(v['kind'])} needs {_cpu_memory(v) or 'no GPU'}{per_node}"
     if v["workers"] == 1:
-        return f"this {v['kind']} needs {number(v['each'])}"
-    return f"this {v['kind']} needs {number(v['needs'])} ({v['workers']} × {number(v['each'])})"
+        return f"this {kind_name(v['kind'])} needs {number(v['each'])}"
+    return f"this {kind_name(v['kind'])} needs {number(v['needs'])} ({v['workers']} × {number(v['each'])})"
 
 
 def _order(v: FactValues, names: Names) -> str:
@@ -115,7 +115,7 @@ def _above_reservation(v: FactValues, names: Names) -> str:
 
 def _uses(v: FactValues, names: Names) -> str:
     team = names.team(v["team"])
-    return f"{team}'s sessions use" if v["by"] == "sessions" else f"{team} uses"
+    return f"{team}'s notebooks use" if v["by"] == "sessions" else f"{team} uses"
 
 
 def _reserved(v: FactValues) -> str:
@@ -133,7 +133,7 @@ def _starts_in_quota(v: FactValues, names: Names) -> str:
 
 def _starts_nominated(v: FactValues, names: Names) -> str:
     return (
-        f"{_starts(v, names)}, where GPUs were nominated for it: {_uses(v, names)} {gpus(v['uses'])}, "
+        f"{_starts(v, names)}, where GPUs were set aside for it: {_uses(v, names)} {gpus(v['uses'])}, "
         f"more than the {number(v['reserved'])} reserved now."
     )
 
@@ -149,8 +149,8 @@ def _starts_over_quota(v: FactValues, names: Names) -> str:
 
 
 def _yield_in_team(v: FactValues, names: Names) -> str:
-    long = duration(v["yields_after"])
-    return f"{_needs(v, names)}; this {v['victim_kind']} of the same team ran for more than {long} and yields to it."
+    victim = f"this {kind_name(v['victim_kind'])} of the same team"
+    return f"{_needs(v, names)}; {victim} ran for more than {duration(v['yields_after'])} and yields to it."
 
 
 def _moves(v: FactValues, names: Names) -> str:
@@ -170,7 +170,7 @@ def _stuck(v: FactValues, names: Names) -> str:
     what = f"a pod or process of {names.workload(v['workload'])}"
     if "team" in v:
         owner = f" of {v['owner']}" if v["owner"] else ""
-        what = f"{names.team(v['team'])}'s {v['kind']} {names.workload(v['workload'])}{owner}"
+        what = f"{names.team(v['team'])}'s {kind_name(v['kind'])} {names.workload(v['workload'])}{owner}"
     where = f" on {listed(v['nodes'], limit=4)}" if v["nodes"] else ""
     late = f", {duration(v['late'])} after its deadline" if v["late"] < NO_DEADLINE_AFTER else ""
     return f"{what[0].upper()}{what[1:]} does not end{where}{late}."
@@ -201,7 +201,7 @@ def _guarantee_used(v: FactValues, names: Names) -> str:
     used = f"{number(v['guaranteed_in_use'])} of {guaranteed} {is_are(v['guaranteed_in_use'])} in use"
     if v["in_use_by"]:
         used += f": {', '.join(v['in_use_by'])}"
-    return used + (f"; this session needs {number(v['needs'])}." if v["guaranteed_in_use"] < v["reserved"] else ".")
+    return used + (f"; this notebook needs {number(v['needs'])}." if v["guaranteed_in_use"] < v["reserved"] else ".")
 
 
 def _never_over_quota(v: FactValues, names: Names) -> str:
@@ -252,7 +252,7 @@ def _no_cpu_or_memory(v: FactValues, names: Names) -> str:
 def _no_free_pods(v: FactValues, names: Names) -> str:
     full = f"{listed(v['nodes'], limit=4)} of {_pool(v, names)} {'runs' if len(v['nodes']) == 1 else 'run'}"
     many = f"{count(v['workers'], 'pod')}" if v["workers"] > 1 else "one more pod"
-    return f"{full} as many pods as Kubernetes allows there; this {v['kind']} needs {many}."
+    return f"{full} as many pods as Kubernetes allows there; this {kind_name(v['kind'])} needs {many}."
 
 
 def _beside(v: FactValues, names: Names) -> str:
@@ -262,8 +262,8 @@ def _beside(v: FactValues, names: Names) -> str:
 
 
 def _reclaim_cpu(v: FactValues, names: Names) -> str:
-    held = _cpu_memory(v) or "the CPU or memory"
-    return f"{_needs(v, names)} within its reservation, and some of the {held} that this {v['victim_kind']} uses."
+    held = f"{_cpu_memory(v) or 'the CPU or memory'} that this {kind_name(v['victim_kind'])} uses"
+    return f"{_needs(v, names)} within its reservation, and some of the {held}."
 
 
 def _shares_host(v: FactValues, names: Names) -> str:
@@ -308,7 +308,7 @@ SENTENCES: Mapping[str, Sentence] = {
     # Starts
     "starts_in_quota": _starts_in_quota,
     "starts_nominated": _starts_nominated,
-    "starts_without_gpus": lambda v, n: f"Starts on {listed(v['nodes'])}: it requests no GPUs.",
+    "starts_without_gpus": lambda v, n: f"{_starts(v, n)}: it requests no GPUs.",
     "starts_over_quota": _starts_over_quota,
     "starts_with_workers": lambda v, n: f"It starts with {v['workers']} of {v['of']} workers.",
     "ready_now": lambda v, n: "Ready now.",
@@ -331,7 +331,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "reclaim_cpu": _reclaim_cpu,
     "shares_host": _shares_host,
     "preempt_in_team": lambda v, n: (
-        f"{_needs(v, n)} and has a higher priority than this {v['victim_kind']} of the same team."
+        f"{_needs(v, n)} and has a higher priority than this {kind_name(v['victim_kind'])} of the same team."
     ),
     "yield_in_team": _yield_in_team,
     "goes_on": lambda v, n: f"It saves a checkpoint and goes on with {v['workers']} of its {v['of']} workers.",
@@ -339,17 +339,17 @@ SENTENCES: Mapping[str, Sentence] = {
     # Sessions that are refused
     "no_reservation": lambda v, n: f"{n.team(v['team'])} has no guaranteed GPUs in {_pool(v, n)}.",
     "session_too_large": lambda v, n: (
-        f"This session needs {gpus(v['needs'])}; {n.team(v['team'])} has {number(v['reserved'])} guaranteed."
+        f"This notebook needs {gpus(v['needs'])}; {n.team(v['team'])} has {number(v['reserved'])} guaranteed."
     ),
     "guarantee_used": _guarantee_used,
     # Reasons to wait
     "nomination_free_soon": lambda v, n: (
-        f"{gpus(v['needs'])} {is_are(v['needs'])} nominated for this {v['kind']} and about to be free."
+        f"{gpus(v['needs'])} {is_are(v['needs'])} set aside for this {kind_name(v['kind'])} and about to be free."
     ),
     "queue_closed": lambda v, n: (
-        f"The queue {v['queue']} is closed; move this {v['kind']} to another queue or cancel it."
+        f"The queue {v['queue']} is closed; move this {kind_name(v['kind'])} to another queue or cancel it."
     ),
-    "workload_paused": lambda v, n: f"Paused: this {v['kind']} does not start until it is resumed.",
+    "workload_paused": lambda v, n: f"Paused: this {kind_name(v['kind'])} does not start until it is resumed.",
     "queue_paused": lambda v, n: f"Paused: the queue {v['queue']} starts nothing until it is resumed.",
     "no_pool": lambda v, n: f"Profile {n.profile(v['profile'])} names no pool that exists.",
     "too_large": lambda v, n: (
@@ -358,7 +358,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "too_large_together": lambda v, n: (
         f"Too large for {_pool(v, n)}: all its nodes together have no room for it; {_request_of(v)}."
     ),
-    "only_jobs": lambda v, n: f"Only jobs run on the nodes of {_pool(v, n)}, and this is a {v['kind']}.",
+    "only_jobs": lambda v, n: f"Only jobs run on the nodes of {_pool(v, n)}, and this is a {kind_name(v['kind'])}.",
     "node_failed": _node_failed,
     "node_lost": lambda v, n: f"It was running on {v['node']}, which was lost.",
     "nodes_held": lambda v, n: f"{_nodes_are(v['nodes'])} held for it.",
@@ -369,7 +369,7 @@ SENTENCES: Mapping[str, Sentence] = {
     ),
     "limit_with_nominations": lambda v, n: (
         f"{n.team(v['team'])} uses {number(v['uses'])} of its limit of {gpus(v['limit'])}, "
-        f"counting GPUs nominated for its workloads; {_request_of(v)}."
+        f"counting GPUs that are set aside for its workloads; {_request_of(v)}."
     ),
     "pool_capacity": lambda v, n: (
         f"Pool {n.pool(v['pool'])} runs {number(v['uses'])} of its capacity of {gpus(v['capacity'])}; {_request_of(v)}."
@@ -381,7 +381,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "kept": lambda v, n: f"{_kept(v, n)}, which lends none of them; {_request_of(v)}.",
     "kept_partly": lambda v, n: f"{_kept(v, n)}; {_request_of(v)}.",
     "nominated": lambda v, n: (
-        f"{gpus(v['idle'])} of {_pool(v, n)} {is_are(v['idle'])} idle but nominated for "
+        f"{gpus(v['idle'])} of {_pool(v, n)} {is_are(v['idle'])} idle, but set aside for "
         f"{listed([n.workload(id) for id in v['nominees']], limit=4)}; {_request_of(v)}."
     ),
     "outranked": _outranked,
@@ -400,18 +400,16 @@ SENTENCES: Mapping[str, Sentence] = {
     "no_free_pods": _no_free_pods,
     "beside": _beside,
     "protected": _protected,
-    "patience": lambda v, n: (
-        f"It waits {duration(v['wait'])} for free GPUs before another workload is preempted for it."
-    ),
+    "patience": lambda v, n: f"It waits {duration(v['wait'])} for free GPUs before other work makes way for it.",
     "no_victims": lambda v, n: "It is within the reservation, but no preemptible workload would free enough GPUs.",
     "awaits_nodes": lambda v, n: (
-        f"{gpus(v['needs'])} {is_are(v['needs'])} nominated for this {v['kind']} once {listed(v['nodes'])} "
-        f"{'is' if len(v['nodes']) == 1 else 'are'} ready, in about {duration(v['within'])}."
+        f"{gpus(v['needs'])} {is_are(v['needs'])} set aside for this {kind_name(v['kind'])}, which starts once "
+        f"{listed(v['nodes'])} {'is' if len(v['nodes']) == 1 else 'are'} ready, in about {duration(v['within'])}."
     ),
     "waiting_for_node": lambda v, n: f"Waits for a node of {_pool(v, n)}: {v['booting']} of {v['wanted']} booting.",
     "over_budget": lambda v, n: (
         f"Pool {n.pool(v['pool'])} may grow to {count(v['max_nodes'], 'node')} "
-        f"and has no room left for this {v['kind']}."
+        f"and has no room left for this {kind_name(v['kind'])}."
     ),
     "machine_coming": lambda v, n: machine_coming(v),
     "machine_in_time": lambda v, n: "No other workload makes way for it unless the machine is late.",
@@ -439,7 +437,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "plain_nomination": lambda v, n: (
         f"Starts on {listed(v['nodes'])} once {listed([n.workload(id) for id in v['victims']]) or 'nothing'} is gone."
     ),
-    "plain_refusal": lambda v, n: "The session is beyond the reservation.",
+    "plain_refusal": lambda v, n: "The notebook is beyond the reservation.",
     # Scale-up
     "scale_up": lambda v, n: (
         f"{count(v['workloads'], 'workload')} would fill {count(v['wanted'], 'more node')} of {_pool(v, n)}."

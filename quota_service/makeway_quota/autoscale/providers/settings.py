@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...policy.issues import Loc, Problem, did_you_mean, quote
-from ..deployment import CLUSTER, PLACEHOLDER, REQUEST, Deployment, MachineType
+from ..deployment import ATOMIC, CLUSTER, PLACEHOLDER, REQUEST, Deployment, MachineType
 
 
 class Setting(NamedTuple):
@@ -19,6 +19,8 @@ class Setting(NamedTuple):
     name: str
     help: str
     required: bool = False
+    default: str = ""
+    """What a document without the key means, as it would be written; "" where it cannot be"""
 
 
 SETTINGS: Mapping[str, Sequence[Setting]] = {
@@ -32,9 +34,9 @@ SETTINGS: Mapping[str, Sequence[Setting]] = {
     ),
     "gcp": (
         Setting("project", "Id of the project of all of its machines", required=True),
-        Setting("network", "Name of the VPC network of zones without a subnet; without it, the network default"),
-        Setting("external_ip", "true: each machine gets an address in the internet; default: false"),
-        Setting("disk_type", "Type of the first disk, such as hyperdisk-balanced; default: pd-balanced"),
+        Setting("network", "Name of the VPC network of zones without a subnet", default="default"),
+        Setting("external_ip", "true: each machine gets an address in the internet", default="false"),
+        Setting("disk_type", "Type of the first disk, such as hyperdisk-balanced", default="pd-balanced"),
         Setting(
             "service_account",
             "Address of a service account. Whatever runs on a machine has its rights; better none",
@@ -44,12 +46,13 @@ SETTINGS: Mapping[str, Sequence[Setting]] = {
     CLUSTER: (
         Setting(
             "provisioning",
-            "placeholder: a pod waits for each node; request: a ProvisioningRequest asks for it; default: placeholder",
+            "placeholder: a pod waits for each node; request: a ProvisioningRequest asks for it",
+            default=PLACEHOLDER,
         ),
         Setting(
             "provisioning_class",
-            "Class of the ProvisioningRequests, such as queued-provisioning.gke.io; "
-            "default: best-effort-atomic-scale-up.autoscaling.x-k8s.io",
+            "Class of the ProvisioningRequests, such as queued-provisioning.gke.io",
+            default=ATOMIC,
         ),
         Setting(
             "provisioning_parameters",

@@ -1,4 +1,4 @@
-// Draws the lines of a deployment: its machines by state, as the server has them from the log, and the tasks that wait, as
+// Draws the lines of a deployment: its machines by state, as the server has them from the log, and waiting work, as
 // this page has seen them. The arrow keys move along the lines, and what they were at that time is said below them.
 "use strict";
 (() => {
@@ -14,7 +14,7 @@
   const exact = (at) => new Date((at + ahead) * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 
   // -- what is drawn --------------------------------------------------------------------------------------------
-  const seen = [[], []]; // when, and how many tasks waited then
+  const seen = [[], []]; // when, and how many jobs and notebooks waited then
   let machines = [];
   const note = (at, waiting) => {
     if (seen[1].at(-1) === waiting) return;
@@ -64,8 +64,8 @@
     const counts = valueAt(machines, at);
     const parts = LINES.flatMap((name, n) => (counts[n] ? [`${counts[n]} ${name}`] : []));
     const [waiting] = valueAt(seen, at);
-    const tasks = waiting === null ? "" : `; ${waiting} ${waiting === 1 ? "task waits" : "tasks wait"}`;
-    return `${counts[0] === null ? "not known" : parts.join(", ") || "no machines"}${tasks}`;
+    const work = waiting === null ? "" : `; ${waiting} ${waiting === 1 ? "job or notebook waits" : "jobs and notebooks wait"}`;
+    return `${counts[0] === null ? "not known" : parts.join(", ") || "no machines"}${work}`;
   };
   let status = null;
   const tell = (at) => {
@@ -75,7 +75,7 @@
   let plots = [];
   const label = () => {
     const most = Math.max(...machines[0].map((_, n) => LINES.reduce((sum, __, line) => sum + machines[line + 1][n], 0)));
-    const names = [`Machines by state: ${sentence(now())} now, ${most} at most in the last hour`, `Tasks that wait: ${seen[1].at(-1)} now`];
+    const names = [`Machines by state: ${sentence(now())} now, ${most} at most in the last hour`, `Waiting jobs and notebooks: ${seen[1].at(-1)} now`];
     plots.forEach(({ frame }, n) => frame.setAttribute("aria-label", `${names[n]}. Arrow keys move along the lines.`));
   };
   const draw = () => {
