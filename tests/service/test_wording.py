@@ -195,6 +195,21 @@ def test_cpu_and_memory_have_numbers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("machines", "booting", "ready", "expected"),
+    [
+        (1, 1, 0, "a machine: booting for longer than most do"),
+        (1, 0, 0, "a machine: being launched, later than usual"),
+        (3, 1, 1, "3 machines: 1 of 3 booting for longer than most do, 1 ready"),
+        (2, 0, 1, "2 machines: 0 of 2 booting, 1 ready, later than usual"),
+    ],
+)
+def test_machines_that_are_late_are_said_to_be_so(machines: int, booting: int, ready: int, expected: str) -> None:
+    values = {"machines": machines, "booting": booting, "ready": ready, "late": True}
+    values |= {"deployment": "cloud", "all_machines": 3, "limit": 3}
+    assert sentence((Fact("machine_coming", values),)) == f"Waiting for {expected}. cloud has 3 of at most 3 machines."
+
+
+@pytest.mark.parametrize(
     ("state", "reason", "facts", "message"),
     [
         ("joining", "joined", "instance i-7", "Its agent has joined, and runs the init script (instance i-7)."),

@@ -16,6 +16,7 @@ from job_process import VARIABLES, environment, fresh
 from makeway import connection
 from makeway.checkpointing import folder
 from makeway_api.client import Client
+from makeway_quota.services.machines.deployments import DeploymentService
 from makeway_quota.store.store import Store
 from makeway_quota.web.server.http_server import server_config
 from running import Running, running
@@ -47,6 +48,11 @@ class Portal:
     def term(self) -> int:
         """Return the term in which the service leads."""
         return self._service.service.components.leader.term or 0
+
+    @property
+    def deployments(self) -> DeploymentService:
+        """Return the service of deployments."""
+        return self._service.service.services.deployments
 
     def stop(self) -> None:
         """Stop the service and its jobs."""

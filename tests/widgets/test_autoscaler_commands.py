@@ -12,6 +12,7 @@ from autoscale.fleet import machine
 from makeway import cli, connection
 from makeway_api.client import Client
 from makeway_quota.autoscale.step import MachineChanges
+from makeway_quota.control.machines.deployment_driver import DeploymentStatus
 
 from .conftest import Portal
 
@@ -110,6 +111,19 @@ def test_deployments_are_listed_paused_duplicated_and_deleted(makeway, portal: P
     assert "deleting" in makeway("list").out
     assert "saved" in makeway("log", "cloud").out
     assert len(json.loads(makeway("log", "cloud", "--limit", "2", "--json").out)) == 2
+
+
+def test_why_a_deployment_launches_nothing_stands_below_the_list(makeway, portal: Portal) -> None:  # type: ignore[no-untyped-def]
+    Path("x.yaml").write_text(CLOUD)
+    assert makeway("apply", "-f", "x.yaml").code == 0
+    assert len(makeway("list").out.splitlines()) == 2, "nothing is said of what has no problem"
+    portal.deployments.show_status_of(lambda name: DeploymentStatus(1.0, "boto3 is missing.", unusable=True))
+    try:
+        assert makeway("list").out.splitlines()[2:] == [
+            "cloud: Nothing is launched: the service cannot use its provider, and tries again. boto3 is missing."
+        ]
+    finally:
+        portal.deployments.show_status_of(lambda name: None)
 
 
 @pytest.mark.covers("F72")

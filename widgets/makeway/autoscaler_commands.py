@@ -144,8 +144,11 @@ def _list(args: argparse.Namespace) -> int:
     deployments = client().deployments()
     if args.json:
         print_json(deployments)
-    else:
-        print(text_table(DEPLOYMENTS, deployments) if deployments else "There are no deployments of machines.")
+        return 0
+    print(text_table(DEPLOYMENTS, deployments) if deployments else "There are no deployments of machines.")
+    for one in deployments:
+        if one.problem or (one.step is not None and one.step.problem):
+            print(plain(f"{one.name}: {one.message}"))
     return 0
 
 
