@@ -90,7 +90,7 @@ class World:
         """How often the jobs that wait were refused, and by which nodes."""
         self.checkpoint_failures = CheckpointFailures()
         self.durable_checkpoints = durable_checkpoints
-        self.has_durable_checkpoints = lambda row: durable_checkpoints(backend_of(row))
+        self.has_durable_checkpoints: Callable[[Workload], bool] = lambda row: durable_checkpoints(backend_of(row))
         self.returned: set[str] = set()
         """Nodes that may take work again; the loop takes them."""
         self.people = people or People(store)
