@@ -39,7 +39,7 @@ provider: local
 max_machines: 2
 machine_types:
   - name: gpu-1
-    pool: gpu
+    pool: cloud
     instance: small
     gpus: 1
     price: 1.00
