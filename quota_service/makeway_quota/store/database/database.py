@@ -303,14 +303,14 @@ class WriteHealth:
 
     def __init__(self) -> None:
         self._failed: str | None = None
-        self._blocked = self._has_begun = False
+        self._blocked = self._in_transaction = False
         self._began: float | None = None
         self._ended = -math.inf
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Watch one write."""
-        self._began, self._has_begun = time.monotonic(), False
+        self._began, self._in_transaction = time.monotonic(), False
         try:
             yield
             self._failed = None
@@ -318,14 +318,14 @@ class WriteHealth:
         except (DataError, IntegrityError):  # of one row: others can be written
             raise
         except DBAPIError as error:
-            self._failed, self._blocked = str(error.orig).strip().partition("\n")[0], not self._has_begun
+            self._failed, self._blocked = str(error.orig).strip().partition("\n")[0], not self._in_transaction
             raise
         finally:
             self._began = None
 
     def note_begin(self) -> None:
-        """Note that the transaction of the present write has begun: what fails from now on holds up no other write."""
-        self._has_begun, self._blocked = True, False
+        """Note that the present write is in its transaction: what fails from now on holds up no other write."""
+        self._in_transaction, self._blocked = True, False
 
     def is_blocked(self) -> bool:
         """Whether the last write could not begin, for a lock or without a connection, or the present one takes long."""
