@@ -212,7 +212,7 @@ async def test_a_launcher_that_its_job_stops_keeps_no_gpu_beyond_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time_limits, "MARGIN", 1.0)
-    code = "import os, signal, time; os.kill(os.getppid(), signal.SIGSTOP); print('up', flush=True); time.sleep(600)"
+    code = "import os, signal, time; time.sleep(1); os.kill(os.getppid(), signal.SIGSTOP); time.sleep(600)"
     async with running(tmp_path, QUICK, MAKEWAY_TICK_SECONDS=0.5) as run:
         made = await run.submit("ana", "stops it", command=python(code), profile="gpu1", time_limit=3, max_failures=3)
         done = await run.job(made.id, "failed", seconds=60)
