@@ -45,7 +45,7 @@ async def hastened(step: float, seconds: float, limit: float | None) -> list[flo
         placed=rows,
         rows_as_of_now=rows,
         times=times,
-        durable_checkpoints=True,
+        has_durable_checkpoints=lambda row: True,
         durations=SimpleNamespace(remaining=lambda row, at: None),
         observed=SimpleNamespace(nodes={machine: NodeStatus(machine, "gpu", (0, 1, 2, 3))}),
     )

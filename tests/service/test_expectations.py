@@ -276,7 +276,7 @@ policies: [{name: rnd, groups: [rnd], quotas: [{reserved: 2}]}]
 def test_checkpoints_that_end_with_their_pod_make_no_victim_cheaper(durable: bool, cost_since: float | None) -> None:
     job = row(state="running", checkpoint_step=9, checkpoint_at=90.0)
     document = policy.read_policy("{version: 1, pools: [], profiles: [], policies: []}")
-    view = EngineView(Durations(), durable_checkpoints=durable)
+    view = EngineView(Durations(), durable_checkpoints=lambda row: durable)
     view.show({job.id: job}, divide(NODES, document), document, 100.0)
     (shown,) = view.workloads()
     assert shown.last_checkpoint_at == cost_since

@@ -39,7 +39,7 @@ provider: local
 max_machines: 2
 machine_types:
   - name: gpu-1
-    pool: cloud
+    pool: {pool}
     instance: small
     gpus: 1
     price: 1.00
@@ -74,7 +74,10 @@ async def form_page(
         result = await services.deployments.read(visitor.caller, name)
         text = result.document or ""
         return await _form(request, visitor, _Typed(text, values_of(text)), version=result.version, name=name)
-    text = (await services.deployments.duplicate(visitor.caller, copy)).document if copy else EXAMPLE
+    pools = services.context.document.pools
+    autoscaled = [pool.name for pool in pools if pool.kind == "autoscaled"]
+    example = EXAMPLE.format(pool=[*autoscaled, *(pool.name for pool in pools), "cloud"][0])
+    text = (await services.deployments.duplicate(visitor.caller, copy)).document if copy else example
     return await _form(request, visitor, _Typed(text, values_of(text)), version=0)
 
 
