@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -325,11 +326,9 @@ async def test_a_credential_that_was_set_is_used_at_the_next_step_while_its_abse
     assert not status.unusable
 
 
-async def test_a_document_that_failed_is_neither_read_nor_tried_again_before_it_is_time(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = await _with_a_document_that_fails(world, monkeypatch)
-    tries = world.loop.quarantine.entries[0].tries
+@contextmanager
+def _reads_of_documents(world: World) -> Iterator[list[str]]:
+    """Collect an entry for each statement that reads documents of deployments."""
     read = list[str]()
 
     def heard(connection: object, cursor: object, statement: str, *_: object) -> None:
@@ -337,6 +336,17 @@ async def test_a_document_that_failed_is_neither_read_nor_tried_again_before_it_
 
     event.listen(world.store._database.engine, "before_cursor_execute", heard)
     try:
+        yield read
+    finally:
+        event.remove(world.store._database.engine, "before_cursor_execute", heard)
+
+
+async def test_a_document_that_failed_is_neither_read_nor_tried_again_before_it_is_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = await _with_a_document_that_fails(world, monkeypatch)
+    tries = world.loop.quarantine.entries[0].tries
+    with _reads_of_documents(world) as read:
         for _ in range(3):
             world.report(row)
             world.needs(busy=(row.id,))
@@ -344,8 +354,6 @@ async def test_a_document_that_failed_is_neither_read_nor_tried_again_before_it_
         assert read == []
         await world.turn(120)
         assert read == ["documents"]
-    finally:
-        event.remove(world.store._database.engine, "before_cursor_execute", heard)
     assert world.loop.quarantine.entries[0].tries == tries + 1
 
 
@@ -732,13 +740,7 @@ async def test_documents_are_read_only_where_one_has_changed(world: World) -> No
     world.deploy("one")
     world.deploy("two")
     await world.turn()
-    read = list[str]()
-
-    def heard(connection: object, cursor: object, statement: str, *_: object) -> None:
-        read.extend(["documents"] if "deployments.document" in statement else [])
-
-    event.listen(world.store._database.engine, "before_cursor_execute", heard)
-    try:
+    with _reads_of_documents(world) as read:
         for _ in range(3):
             await world.turn()
         assert read == []
@@ -749,8 +751,6 @@ async def test_documents_are_read_only_where_one_has_changed(world: World) -> No
         assert world.loop._drivers["two"].deployment.types[0].max_machines == 1
         await world.turn()
         assert read == ["documents"]
-    finally:
-        event.remove(world.store._database.engine, "before_cursor_execute", heard)
 
 
 async def _replaced(world: World) -> tuple[World, SlowProvider]:
